@@ -1,15 +1,12 @@
-"""Wrapped rows as workers get them: read by pyarrow alone, with the samples that `datasets` gives."""
+"""`WrappedRows` in workers: read with pyarrow alone, with the samples that Hugging Face's datasets gives."""
 
 from __future__ import annotations
 
 import copy
 import datetime
 import decimal
-import importlib
-import logging
 import pickle
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -23,6 +20,8 @@ import pytest
 from helpers import lacking
 from helpers.arrow_threads import threads_of_arrow
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.patterns import exactly
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -59,7 +58,7 @@ VALUES: dict[str, list[Any]] = {
     "large_string": ["", "pícture"],
     "string_view": ["", "pícture" * 20],
 }
-BY_PANDAS = {  # pyarrow imports it for these
+READ_BY_PANDAS = {  # pyarrow imports pandas for these
     "timestamp[us, tz=Europe/Berlin]": MOMENT.replace(tzinfo=datetime.UTC),
     "timestamp[s, tz=+01:00]": MOMENT.replace(tzinfo=datetime.UTC, microsecond=0),
     "time64[ns]": datetime.time(1, 2, 3, 4),
@@ -69,54 +68,42 @@ BY_PANDAS = {  # pyarrow imports it for these
 }
 
 
-@pytest.fixture(scope="module")
-def hf() -> ModuleType:
-    lacking.require("datasets")
-    return importlib.import_module("datasets")
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, "gpuload.datasets")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "gpuload.datasets"]
-
-
 def reads_by_datasets(copied: Any) -> bool:
     return "dataset" in vars(copied)
 
 
-def again(wrapped: Any) -> Any:
-    """What a worker gets."""
+def pickle_and_unpickle(wrapped: Any) -> Any:
+    """Return the copy that a worker receives."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
     return pickle.loads(stream, buffers=buffers)
 
 
-def typed(value: Any) -> Any:
-    """A value with the types of all that is in it, and NaNs that equal each other."""
+def with_types(value: Any) -> Any:
+    """Pair a value and its parts with their types, as text, so that NaNs are equal."""
     if isinstance(value, dict):
-        return dict, [(key, typed(part)) for key, part in value.items()]
+        return dict, [(key, with_types(part)) for key, part in value.items()]
     if isinstance(value, list):
-        return list, [typed(part) for part in value]
+        return list, [with_types(part) for part in value]
     if isinstance(value, gl.Encoded):
         return gl.Encoded, value.data, value.mode, value.source
     return type(value), repr(value)
 
 
 def assert_same(rows: Any, *, portable: bool = True) -> Any:
-    """The same samples in the main process, where `datasets` reads, and in a copy. Returns the copy."""
+    """Check that a copy has the samples that `datasets` reads in the main process, and return the copy."""
     wrapped = gl.wrap(rows)
-    copied = again(wrapped)
+    copied = pickle_and_unpickle(wrapped)
     assert reads_by_datasets(copied) is not portable
     assert len(copied) == len(wrapped) == len(rows)
     for index in range(-len(rows), len(rows)):
-        assert typed(copied[index]) == typed(wrapped[index])
+        assert with_types(copied[index]) == with_types(wrapped[index])
     assert reads_by_datasets(copied) is not portable
     return copied
 
 
-def table(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
-    """Rows with an image, a label, a caption that may lack, corners of any number, and further columns."""
+def make_rows(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
+    """Make rows of an image, a label, a caption or None, any number of corners, and further columns."""
     features = hf.Features(
         {
             "image": hf.Image(),
@@ -139,8 +126,8 @@ def table(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
     return hf.Dataset.from_list(rows, features=features)
 
 
-def on_disk(rows: Any, path: Path, batch: int = 3) -> Any:
-    """The same rows memory-mapped from a file with small record batches."""
+def write_rows(rows: Any, path: Path, batch: int = 3) -> Any:
+    """Write the rows to a file of small record batches, and return them mapped from it."""
     return rows.map(
         lambda row: row,
         cache_file_name=str(path),
@@ -150,11 +137,8 @@ def on_disk(rows: Any, path: Path, batch: int = 3) -> Any:
     )
 
 
-# Values
-
-
 @pytest.mark.parametrize("dtype", VALUES)
-def test_values_have_the_types_that_datasets_gives(hf: ModuleType, dtype: str) -> None:
+def test_rows_have_values_of_the_types_that_datasets_gives(hf: ModuleType, dtype: str) -> None:
     values = VALUES[dtype]
     features = hf.Features(
         {
@@ -170,12 +154,12 @@ def test_values_have_the_types_that_datasets_gives(hf: ModuleType, dtype: str) -
     assert [copied[row]["x"] is None for row in range(3)] == [dtype == "null", dtype == "null", True]
 
 
-def test_lists_and_structures(hf: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_lists_and_structures_equal_those_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
     image = tmp_path / "1.jpg"
     image.write_bytes(IMAGE["bytes"])
     deep = hf.Features({"z": hf.Value("int8"), "a": hf.Image(mode="L"), "names": hf.List(hf.Value("string"))})
     copied = assert_same(
-        table(
+        make_rows(
             hf,
             views=(hf.List(hf.Image()), [IMAGE, {"bytes": None, "path": str(image)}]),
             none=(hf.List(hf.Image()), None),
@@ -189,10 +173,7 @@ def test_lists_and_structures(hf: ModuleType, tmp_path: Path) -> None:
     assert list(copied[0]["deep"]) == ["z", "a", "names"]
 
 
-# Which rows, in which tables
-
-
-CHOSEN: dict[str, Callable[[Any], Any]] = {
+SELECTIONS: dict[str, Callable[[Any], Any]] = {
     "all": lambda rows: rows,
     "indices": lambda rows: rows.select([7, 2, 2, 11]),
     "range": lambda rows: rows.select(range(4, 9)),
@@ -214,24 +195,24 @@ CHOSEN: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # by `datasets`, which sorts
 @pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_the_rows_that_were_chosen(hf: ModuleType, tmp_path: Path, where: str, chosen: str) -> None:
-    rows = table(hf)
-    assert_same(CHOSEN[chosen](rows if where == "memory" else on_disk(rows, tmp_path / "rows.arrow")))
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_rows_of_selections_equal_those_of_datasets(hf: ModuleType, tmp_path: Path, where: str, selection: str) -> None:
+    rows = make_rows(hf)
+    assert_same(SELECTIONS[selection](rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")))
 
 
-def test_tables_of_several_parts(hf: ModuleType, tmp_path: Path) -> None:
-    memory, disk = table(hf), on_disk(table(hf, 7), tmp_path / "rows.arrow")
+def test_rows_of_concatenated_tables_equal_those_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
+    memory, disk = make_rows(hf), write_rows(make_rows(hf, 7), tmp_path / "rows.arrow")
     both = hf.concatenate_datasets([disk.select(range(2, 6)), memory, disk])
     assert_same(both)
     assert_same(both.shuffle(seed=1).select(range(20)))
-    beside = hf.Dataset.from_dict({"number": list(range(7))})
-    assert_same(hf.concatenate_datasets([disk, beside], axis=1))
+    numbers = hf.Dataset.from_dict({"number": list(range(7))})
+    assert_same(hf.concatenate_datasets([disk, numbers], axis=1))
 
 
-def test_indices_that_are_wrong(hf: ModuleType, tmp_path: Path) -> None:
-    wrapped = gl.wrap(on_disk(table(hf, 5), tmp_path / "rows.arrow").select([1, 3]))
-    copied = again(wrapped)
+def test_rows_refuse_wrong_indices_like_datasets(hf: ModuleType, tmp_path: Path) -> None:
+    wrapped = gl.wrap(write_rows(make_rows(hf, 5), tmp_path / "rows.arrow").select([1, 3]))
+    copied = pickle_and_unpickle(wrapped)
     assert copied[np.int64(1)] == copied[-1] == wrapped[1]
     for index, kind, message in (
         (2, IndexError, "Invalid key: 2 is out of bounds for size 2"),
@@ -240,16 +221,16 @@ def test_indices_that_are_wrong(hf: ModuleType, tmp_path: Path) -> None:
         (1.0, TypeError, "an index must be an integer, got 1.0 (float)"),
     ):
         for rows in (wrapped, copied):
-            with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+            with pytest.raises(kind, match=exactly(message)):
                 rows[index]
 
 
-def test_images_that_are_not_here(hf: ModuleType, tmp_path: Path) -> None:
+def test_rows_name_an_image_that_is_not_on_this_machine(hf: ModuleType, tmp_path: Path) -> None:
     paths = [str(tmp_path / "gone.jpg"), "zip://1.jpg::/data/x.zip", "hf://datasets/x/1.jpg"]
     features = hf.Features({"x": hf.Image()})
     rows = hf.Dataset.from_list([{"x": {"bytes": None, "path": path}} for path in paths], features=features)
     wrapped = gl.wrap(rows)
-    copied = again(wrapped)
+    copied = pickle_and_unpickle(wrapped)
     for index, path in enumerate(paths):
         for each in (wrapped, copied):
             with pytest.raises(FileNotFoundError, match=re.escape(path)):
@@ -257,13 +238,10 @@ def test_images_that_are_not_here(hf: ModuleType, tmp_path: Path) -> None:
     assert not reads_by_datasets(copied)
 
 
-# What travels
-
-
-def test_the_pickle_of_a_mapped_table_does_not_grow_with_its_rows(hf: ModuleType, tmp_path: Path) -> None:
+def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: ModuleType, tmp_path: Path) -> None:
     sizes = []
     for count in (10, 2000):
-        rows = on_disk(table(hf, count), tmp_path / f"{count:04}.arrow", batch=5).select(range(3, count - 3))
+        rows = write_rows(make_rows(hf, count), tmp_path / f"{count:04}.arrow", batch=5).select(range(3, count - 3))
         buffers: list[pickle.PickleBuffer] = []
         sizes.append(len(pickle.dumps(gl.wrap(rows), 5, buffer_callback=buffers.append)))
         assert buffers == []
@@ -271,21 +249,21 @@ def test_the_pickle_of_a_mapped_table_does_not_grow_with_its_rows(hf: ModuleType
     assert sizes[1] < 6000
 
 
-def test_of_a_table_in_memory_only_what_it_shows_travels(hf: ModuleType) -> None:
-    rows = table(hf, 1000)
+def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -> None:
+    rows = make_rows(hf, 1000)
     for part, most in ((rows, 1000 * 2200), (rows.select(range(500, 510)), 10 * 2200)):
         buffers: list[pickle.PickleBuffer] = []
         stream = pickle.dumps(gl.wrap(part), 5, buffer_callback=buffers.append)
         assert len(stream) < 8000
         assert sum(buffer.raw().nbytes for buffer in buffers) < most
-        assert typed(pickle.loads(stream, buffers=buffers)[3]) == typed(gl.wrap(part)[3])
+        assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(part)[3])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_reading_imports_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: str) -> None:
-    rows = table(hf, **{dtype: (hf.Value(dtype), values[0]) for dtype, values in VALUES.items()})
-    rows = rows if where == "memory" else on_disk(rows, tmp_path / "rows.arrow")
+def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: str) -> None:
+    rows = make_rows(hf, **{dtype: (hf.Value(dtype), values[0]) for dtype, values in VALUES.items()})
+    rows = rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")
     (tmp_path / "wrapped").write_bytes(pickle.dumps(gl.wrap(rows.shuffle(seed=1))))
     code = f"""
         import pickle, sys
@@ -295,12 +273,11 @@ def test_reading_imports_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: st
         print(len(samples), len(repr(rows)), {{"datasets", "fsspec", "pandas", "pyarrow", "torch"}} & set(sys.modules))
         print(rows.features["label"].names, "datasets" in sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert done.stdout == f"12 {len(repr(gl.wrap(rows)))} {{'pyarrow'}}\n['ant', 'bee'] True\n"
+    assert run_python(textwrap.dedent(code))[0] == f"12 {len(repr(gl.wrap(rows)))} {{'pyarrow'}}\n['ant', 'bee'] True\n"
 
 
 @pytest.mark.processes
-def test_opening_a_compressed_table_starts_no_threads(tmp_path: Path) -> None:
+def test_mapped_table_opens_a_compressed_file_without_threads(tmp_path: Path) -> None:
     """Workers are forked from the process that opens it."""
     lacking.require("pyarrow")
     code = f"""
@@ -318,8 +295,8 @@ print(threads())
     assert threads_of_arrow(code) == 0
 
 
-class Imported:
-    """Samples, and which libraries the process that reads them has imported."""
+class ImportsRecorded:
+    """Samples with the libraries that the process that reads them has imported."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -336,10 +313,10 @@ class Imported:
 
 @pytest.mark.fresh
 @pytest.mark.processes
-def test_workers_of_a_loader_import_pyarrow_alone(hf: ModuleType, tmp_path: Path) -> None:
-    rows = on_disk(table(hf), tmp_path / "rows.arrow").remove_columns(["corners", "caption"])
+def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: Path) -> None:
+    rows = write_rows(make_rows(hf), tmp_path / "rows.arrow").remove_columns(["corners", "caption"])
     options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "transforms": [T.CenterCrop(16)]}
-    with gl.Loader(Imported(gl.wrap(rows)), num_workers=2, **options) as loader:
+    with gl.Loader(ImportsRecorded(gl.wrap(rows)), num_workers=2, **options) as loader:
         batches = list(loader)
     with gl.Loader(gl.wrap(rows), num_workers=0, **options) as loader:
         for batch, expected in zip(batches, loader, strict=True):
@@ -350,102 +327,90 @@ def test_workers_of_a_loader_import_pyarrow_alone(hf: ModuleType, tmp_path: Path
         assert not (batch["datasets"] | batch["torch"] | batch["pandas"]).any()
 
 
-# What a copy still has
-
-
 CHANGES: dict[str, Callable[[Any, Path], Any]] = {
-    "replaced": lambda rows, path: on_disk(rows.map(lambda row: {"label": 1 - row["label"]}), path),
+    "replaced": lambda rows, path: write_rows(rows.map(lambda row: {"label": 1 - row["label"]}), path),
     "deleted": lambda rows, path: path.unlink(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_table_whose_file_was_replaced_or_deleted_is_pickled_as_its_contents(
-    hf: ModuleType, tmp_path: Path, change: str
-) -> None:
+def test_rows_of_a_replaced_or_deleted_file_are_pickled_entirely(hf: ModuleType, tmp_path: Path, change: str) -> None:
     path = tmp_path / "rows.arrow"
-    disk = on_disk(table(hf), path)
-    both = hf.concatenate_datasets([disk.select(range(2, 6)), table(hf, 3)])
-    CHANGES[change](table(hf), path)
+    disk = write_rows(make_rows(hf), path)
+    both = hf.concatenate_datasets([disk.select(range(2, 6)), make_rows(hf, 3)])
+    CHANGES[change](make_rows(hf), path)
     for rows in (disk, disk.shuffle(seed=1), both):
         copied = assert_same(rows)
-        assert typed(copied.dataset[3]) == typed(gl.wrap(rows).dataset[3])
+        assert with_types(copied.dataset[3]) == with_types(gl.wrap(rows).dataset[3])
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.processes
-def test_workers_have_the_rows_of_a_file_that_was_replaced_or_deleted(
-    hf: ModuleType, tmp_path: Path, change: str
-) -> None:
-    """Wrapped, and read by `datasets` itself."""
+def test_loader_workers_read_rows_of_a_replaced_or_deleted_file(hf: ModuleType, tmp_path: Path, change: str) -> None:
     path = tmp_path / "rows.arrow"
-    rows = on_disk(table(hf), path)
-    CHANGES[change](table(hf), path)
+    rows = write_rows(make_rows(hf), path)
+    CHANGES[change](make_rows(hf), path)
     for dataset in (gl.wrap(rows), rows.select_columns(["label"]).with_format("numpy")):
         loaders = [gl.Loader(dataset, 4, num_workers=workers, device="cpu", collate_fn=list) for workers in (0, 2)]
         here, in_workers = ([int(row["label"]) for batch in loader for row in batch] for loader in loaders)
         assert here == in_workers == [number % 2 for number in range(12)]
 
 
-def test_a_file_that_is_replaced_after_pickling_is_refused(hf: ModuleType, tmp_path: Path) -> None:
+def test_unpickling_rows_whose_file_was_replaced_is_refused(hf: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "rows.arrow"
-    stream = pickle.dumps(gl.wrap(on_disk(table(hf), path)))
-    CHANGES["replaced"](table(hf), path)
+    stream = pickle.dumps(gl.wrap(write_rows(make_rows(hf), path)))
+    CHANGES["replaced"](make_rows(hf), path)
     with pytest.raises(gl.DecodeError, match=r"rows.arrow': it was replaced by another file after the dataset was"):
         pickle.loads(stream)
 
 
-def test_a_copy_has_the_dataset_when_it_is_asked_for(hf: ModuleType, tmp_path: Path) -> None:
-    memory, disk = table(hf), on_disk(table(hf), tmp_path / "rows.arrow")
+def test_unpickled_rows_have_their_dataset_on_access(hf: ModuleType, tmp_path: Path) -> None:
+    memory, disk = make_rows(hf), write_rows(make_rows(hf), tmp_path / "rows.arrow")
     for rows in (memory, disk.shuffle(seed=1), hf.concatenate_datasets([disk, memory])):
         wrapped = gl.wrap(rows)
-        copied = again(again(wrapped))
+        copied = pickle_and_unpickle(pickle_and_unpickle(wrapped))
         assert copied.column_names == wrapped.column_names
         assert not reads_by_datasets(copied)
         assert copied.features == wrapped.features
         assert copied.dataset._fingerprint == wrapped.dataset._fingerprint
         assert copied.dataset[3] == wrapped.dataset[3]
-        assert typed(copied[3]) == typed(wrapped[3])
+        assert with_types(copied[3]) == with_types(wrapped[3])
     with pytest.raises(AttributeError, match="'WrappedRows' object has no attribute 'names'"):
         _ = copied.names
 
 
-def test_changes_of_the_dataset_reach_a_copy(hf: ModuleType) -> None:
-    """As a Loader applies them in its workers."""
-    copied = again(gl.wrap(table(hf)))
+def test_unpickled_rows_apply_changes_of_their_dataset(hf: ModuleType) -> None:
+    copied = pickle_and_unpickle(gl.wrap(make_rows(hf)))
     vars(copied.dataset)["_format_columns"] = ["label"]
     assert copied[3] == {"label": 1}
 
 
-def test_copies_in_this_process_share_the_tables(hf: ModuleType) -> None:
-    wrapped = gl.wrap(table(hf))
+def test_copied_rows_share_the_table(hf: ModuleType) -> None:
+    wrapped = gl.wrap(make_rows(hf))
     for copied in (copy.copy(wrapped), copy.deepcopy(wrapped)):
         assert copied.dataset.data.table is wrapped.dataset.data.table
         assert copied[3] == wrapped[3]
     assert copied.dataset is not wrapped.dataset
 
 
-# Others are read as before
-
-
-@pytest.mark.parametrize("dtype", BY_PANDAS)
-def test_nanoseconds_and_time_zones_are_read_by_datasets(
-    hf: ModuleType, log: Callable[[], list[str]], dtype: str
+@pytest.mark.parametrize("dtype", READ_BY_PANDAS)
+def test_rows_with_nanoseconds_or_zones_need_datasets(
+    hf: ModuleType, logged: Callable[[], list[str]], dtype: str
 ) -> None:
-    assert_same(table(hf, when=(hf.Value(dtype), BY_PANDAS[dtype])), portable=False)
-    assert log() == [f"workers import datasets to read a datasets.Dataset: column 'when' is Value({dtype!r})"]
+    assert_same(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), portable=False)
+    assert logged() == [f"workers import datasets to read a datasets.Dataset: column 'when' is Value({dtype!r})"]
 
 
-def test_other_columns_are_named(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
+def test_rows_with_other_columns_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     matrix = np.zeros((2, 2), np.float32).tolist()
-    rows = table(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
+    rows = make_rows(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
     begin = "workers import datasets to read a datasets.Dataset: "
     assert_same(rows, portable=False)
     assert_same(rows.remove_columns("depth"), portable=False)
-    disk = on_disk(rows, tmp_path / "rows.arrow")
+    disk = write_rows(rows, tmp_path / "rows.arrow")
     assert_same(disk.with_format(None, columns=["image", "label"]))
     assert_same(rows.with_format(None, columns=["image", "label"]), portable=False)
-    first, second, third = log()
+    first, second, third = logged()
     assert first == f"{begin}column 'depth' is Array2D((2, 2), 'float32')" or first.startswith(
         f"{begin}column 'depth' is"
     )
@@ -453,25 +418,23 @@ def test_other_columns_are_named(hf: ModuleType, tmp_path: Path, log: Callable[[
     assert third.startswith(f"{begin}column 'depth' is stored as extension<")
 
 
-def test_columns_of_a_file_that_were_cast(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
+def test_rows_that_were_cast_or_flattened_need_datasets(
+    hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]
+) -> None:
     image = tmp_path / "1.jpg"
     image.write_bytes(IMAGE["bytes"])
-    rows = on_disk(table(hf, path=(hf.Value("string"), str(image))), tmp_path / "rows.arrow")
+    columns = {"path": (hf.Value("string"), str(image)), "deep": ({"x": hf.Value("int8")}, {"x": 1})}
+    rows = write_rows(make_rows(hf, **columns), tmp_path / "rows.arrow")
     assert_same(rows.cast_column("path", hf.Image()), portable=False)
+    assert rows.flatten().column_names == ["image", "label", "caption", "corners", "path", "deep.x"]
+    assert_same(rows.flatten(), portable=False)
     begin = "workers import datasets to read a datasets.Dataset: "
-    assert log() == [f"{begin}column 'path' is string in its file, but was cast"]
+    reasons = ["column 'path' is string in its file, but was cast", "its table was changed by flatten()"]
+    assert logged() == [begin + reason for reason in reasons]
 
 
-def test_a_file_whose_structures_were_flattened(hf: ModuleType, tmp_path: Path, log: Callable[[], list[str]]) -> None:
-    """Which pyarrow would do to images too."""
-    rows = on_disk(table(hf, deep=({"x": hf.Value("int8")}, {"x": 1})), tmp_path / "rows.arrow").flatten()
-    assert rows.column_names == ["image", "label", "caption", "corners", "deep.x"]
-    assert_same(rows, portable=False)
-    assert log() == ["workers import datasets to read a datasets.Dataset: its table was changed by flatten()"]
-
-
-def test_a_format_that_was_set_later(hf: ModuleType, log: Callable[[], list[str]]) -> None:
-    wrapped = gl.wrap(table(hf))
+def test_rows_with_a_format_set_later_need_datasets(hf: ModuleType, logged: Callable[[], list[str]]) -> None:
+    wrapped = gl.wrap(make_rows(hf))
     wrapped.dataset.set_format("numpy", columns=["label"])
-    assert reads_by_datasets(again(wrapped))
-    assert log() == ["workers import datasets to read a datasets.Dataset: it has the format 'numpy'"]
+    assert reads_by_datasets(pickle_and_unpickle(wrapped))
+    assert logged() == ["workers import datasets to read a datasets.Dataset: it has the format 'numpy'"]

@@ -1,4 +1,4 @@
-"""What a cache keeps, what goes first, how much it may take, and what a killed process leaves behind."""
+"""`Entries`: a cache in a file, its eviction and size, damage, and killed processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuload.datasets import cache_file as module
+from gpuload.datasets import cache_file as cache_file_module
 from gpuload.datasets.cache_file import ENTRY, PAGE, CacheLocation, Entries
 
 MIB = 1 << 20
 
 
-def made(samples: int = 100, limit: int = MIB) -> Entries:
+def make_entries(samples: int = 100, limit: int = MIB) -> Entries:
     return Entries(CacheLocation(samples, limit, bytes(range(16))))
 
 
@@ -25,120 +25,114 @@ def content(number: int, nbytes: int = 5000) -> bytes:
     return np.random.default_rng(number).bytes(nbytes)
 
 
-def found(cache: Entries, number: int) -> bytes | None:
+def get(cache: Entries, number: int) -> bytes | None:
     return cache.get(number, bytes)
 
 
+@pytest.fixture
+def read_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of bytes that were read."""
+    sizes, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: sizes.append(nbytes) or pread(fd, nbytes, at))
+    return sizes
+
+
 def disk_bytes(cache: Entries) -> int:
-    """What its file takes, without a whole table."""
+    """Return the size of the file on disk without the table."""
     return os.fstat(cache._fd).st_blocks * 512 - cache._location.data_at
 
 
-def test_what_was_put_is_there() -> None:
-    cache = made()
+def test_get_returns_what_was_put_and_totals_count() -> None:
+    cache = make_entries()
     for number in (3, 99, 0):
-        assert found(cache, number) is None
+        assert get(cache, number) is None
         cache.put(number, content(number))
-    assert [found(cache, number) for number in (0, 3, 99)] == [content(0), content(3), content(99)]
-    assert found(cache, 4) is None
+    assert [get(cache, number) for number in (0, 3, 99)] == [content(0), content(3), content(99)]
+    assert get(cache, 4) is None
     totals = cache.totals()
     assert {name: totals[name] for name in ("hits", "misses", "entries", "bytes_used")} == {
         "hits": 3, "misses": 4, "entries": 3, "bytes_used": 6 * PAGE,
     }  # fmt: skip
+    cache.put(1, bytes(MIB // 16))
+    assert (get(cache, 1), cache.totals()["too_large"]) == (None, 1)
 
 
-def test_what_was_used_last_stays_and_the_limit_holds() -> None:
-    cache = made(400)
+def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
+    cache = make_entries(400)
     for number in range(400):
-        assert found(cache, number) is None  # as a dataset asks for it first
+        assert get(cache, number) is None  # as a dataset does first
         cache.put(number, content(number))
-        found(cache, 7)
+        get(cache, 7)
         assert cache.totals()["bytes_used"] <= MIB
         assert disk_bytes(cache) <= MIB + PAGE
-    kept = [number for number in range(400) if cache._words[number]]
-    assert kept[0] == 7
-    assert kept[1:] == list(range(400 - len(kept) + 1, 400))
-    assert len(kept) > 0.9 * MIB / (2 * PAGE)
-    assert cache.totals()["evicted"] == 400 - len(kept)
+    stored = [number for number in range(400) if cache._words[number]]
+    assert stored[0] == 7
+    assert stored[1:] == list(range(400 - len(stored) + 1, 400))
+    assert len(stored) > 0.9 * MIB / (2 * PAGE)
+    assert cache.totals()["evicted"] == 400 - len(stored)
 
 
-def test_a_sample_that_is_too_large_is_not_kept() -> None:
-    cache = made()
-    cache.put(1, bytes(MIB // 16))
-    assert (found(cache, 1), cache.totals()["too_large"]) == (None, 1)
-
-
-def test_an_entry_that_is_damaged_is_never_given() -> None:
-    cache = made()
+def test_get_of_a_damaged_entry_returns_none() -> None:
+    cache = make_entries()
     for location in (0, 16, 24, 32, 40, 4000, 5030):
         cache.put(5, content(5))
         page = int(cache._words[5]) >> 24
         at = cache._location.data_at + page * PAGE + location
         os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
-        assert found(cache, 5) is None, location
+        assert get(cache, 5) is None, location
         assert cache.totals()["entries"] == 0
 
 
-def test_pages_that_were_swapped_are_never_given() -> None:
-    cache = made()
-    cache.put(5, content(5, 4 * PAGE))
-    at = cache._location.data_at + (int(cache._words[5]) >> 24) * PAGE + PAGE
-    pages = os.pread(cache._fd, PAGE, at), os.pread(cache._fd, PAGE, at + PAGE)
-    os.pwrite(cache._fd, pages[1] + pages[0], at)
-    assert found(cache, 5) is None
-
-
 @pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
-def test_a_damaged_table_takes_no_memory_and_no_other_entry(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = made(limit=1 << 50)
+def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int, read_sizes: list[int]) -> None:
+    cache = make_entries(limit=1 << 50)
     for number in range(10):
         cache.put(number, content(number))
     cache._words[5] = word
-    asked, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
-    assert found(cache, 5) is None
-    assert max(asked, default=0) < 2 * PAGE
-    assert [found(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
+    read_sizes.clear()
+    assert get(cache, 5) is None
+    assert max(read_sizes, default=0) < 2 * PAGE
+    assert [get(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
     totals = cache.totals()
     assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
-@pytest.mark.parametrize("has_started_again", [True, False])
-def test_the_first_process_after_a_start_of_the_machine_gives_back_what_no_word_leads_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started_again: bool
+@pytest.mark.parametrize("rebooted", [True, False])
+def test_first_process_after_a_reboot_frees_lost_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
 ) -> None:
-    """The machine may have stopped while a process wrote, so that half of an entry is on the disk."""
+    """After a crash of the machine, half of an entry may be on the disk."""
     location = 100, MIB, bytes(range(16)), str(tmp_path)
     cache = Entries(CacheLocation(*location))
     for number in range(4):
         cache.put(number, content(number))
     cache._words[2] = 0
     del cache
-    if has_started_again:
-        monkeypatch.setattr(module, "_boot_id", lambda: 5)
+    if rebooted:
+        monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
     cache = Entries(CacheLocation(*location))
     totals = cache.totals()
-    if has_started_again:
+    if rebooted:
         assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
         assert disk_bytes(cache) <= 6 * PAGE + PAGE
     else:
-        assert (totals["entries"], totals["bytes_used"]) == (4, 8 * PAGE), "not looked through again"
-    assert found(cache, 3) == content(3)
+        assert (totals["entries"], totals["bytes_used"]) == (4, 8 * PAGE), "the table is read only after a reboot"
+    assert get(cache, 3) == content(3)
 
 
-def test_an_entry_that_another_process_has_put_meanwhile_is_not_dropped() -> None:
-    cache = made()
+def test_drop_keeps_an_entry_that_was_put_again() -> None:
+    cache = make_entries()
     cache.put(3, content(3))
     word = int(cache._words[3])
     assert not cache.drop(3, word + 1)
-    assert found(cache, 3) == content(3)
+    assert get(cache, 3) == content(3)
     assert cache.drop(3, word)
-    assert found(cache, 3) is None
+    assert get(cache, 3) is None
 
 
 @pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
-def test_what_a_damaged_table_says_of_places_beyond_the_file_does_not_count(happens: str) -> None:
-    cache = made(400)
+def test_totals_ignore_a_damaged_table_beyond_the_file(happens: str) -> None:
+    cache = make_entries(400)
     for number in range(100):
         cache.put(number, content(number))
     cache._words[50:60] = np.uint64((1 << 40) - 1 << 24 | 2)
@@ -152,87 +146,89 @@ def test_what_a_damaged_table_says_of_places_beyond_the_file_does_not_count(happ
         cache.put(number, content(number))
     totals = cache.totals()
     assert totals["bytes_used"] == totals["entries"] * 2 * PAGE <= MIB
-    assert found(cache, 399) == content(399)
+    assert get(cache, 399) == content(399)
 
 
-def test_a_length_beyond_the_file_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = made(limit=1 << 50)
+def test_get_does_not_read_a_length_beyond_the_file(read_sizes: list[int]) -> None:
+    cache = make_entries(limit=1 << 50)
     cache.put(5, content(5))
     page = int(cache._words[5]) >> 24
     huge = ((1 << 24) - 1) * PAGE - ENTRY.size
     os.pwrite(cache._fd, ENTRY.pack(cache._location.key, 5, huge, 0), cache._location.data_at + page * PAGE)
     cache._words[5] = page << 24 | (1 << 24) - 1
-    asked, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: asked.append(nbytes) or pread(fd, nbytes, at))
-    assert found(cache, 5) is None
-    assert max(asked, default=0) < PAGE
+    read_sizes.clear()
+    assert get(cache, 5) is None
+    assert max(read_sizes, default=0) < PAGE
 
 
-def test_half_an_entry_and_that_of_another_sample_are_never_given() -> None:
-    cache = made()
-    cache.put(1, content(1, 9000))
-    cache.put(2, content(2, 9000))
-    cache._words[3] = cache._words[1]  # its bytes say that they are of sample 1
-    assert found(cache, 3) is None
-    start = cache._location.data_at + (int(cache._words[2]) >> 24) * PAGE
-    os.pwrite(cache._fd, bytes(PAGE), start + PAGE)
-    assert found(cache, 2) is None
+def test_get_of_swapped_pages_half_an_entry_or_another_samples_returns_none() -> None:
+    cache = make_entries()
+    for number in (1, 2, 5):
+        cache.put(number, content(number, 4 * PAGE))
+    cache._words[3] = cache._words[1]  # the bytes name sample 1
+    assert get(cache, 3) is None
+    second, fifth = (cache._location.data_at + (int(cache._words[number]) >> 24) * PAGE for number in (2, 5))
+    os.pwrite(cache._fd, bytes(PAGE), second + PAGE)
+    assert get(cache, 2) is None
+    pages = [os.pread(cache._fd, PAGE, fifth + offset) for offset in (PAGE, 2 * PAGE)]
+    os.pwrite(cache._fd, pages[1] + pages[0], fifth + PAGE)
+    assert get(cache, 5) is None
 
 
 @pytest.mark.slow
-def test_size_follows_the_hit_rate() -> None:
-    """A cache of a 20th of what is read in turn is of no use, and shrinks; it grows again for what fits."""
+def test_bytes_allowed_follow_the_hit_rate() -> None:
+    """A cache that fits a 20th of the samples is useless, and shrinks; it grows again for samples that fit."""
     limit, fit = 1 << 18, 28  # 32 entries of two pages
-    cache = made(600, limit)
+    cache = make_entries(600, limit)
 
     def read(numbers: range, times: int) -> None:
         for number in [*numbers] * times:
-            if not found(cache, number):
+            if not get(cache, number):
                 cache.put(number, bytes(5000))
 
     read(range(600), 2)
     assert cache.totals()["bytes_allowed"] == limit // 2
     read(range(600), 4)
     assert cache.totals()["bytes_allowed"] == limit // 16
-    read(range(fit), 100)  # more than a 16th, less than the whole
+    read(range(fit), 100)  # which needs more than a 16th of the limit
     assert cache.totals()["bytes_allowed"] == limit
     before = cache.totals()["hits"]
     read(range(fit), 1)
     assert cache.totals()["hits"] - before == fit
 
 
-def test_a_cache_that_holds_all_stays_as_large() -> None:
-    cache = made(50)
+def test_bytes_allowed_stay_at_the_limit_if_all_samples_fit() -> None:
+    cache = make_entries(50)
     for _ in range(10):
         for number in range(50):
-            if found(cache, number) is None:
+            if get(cache, number) is None:
                 cache.put(number, content(number))
     totals = cache.totals()
     assert (totals["bytes_allowed"], totals["hits"], totals["misses"]) == (MIB, 450, 50)
 
 
-def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = made()
+def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_entries()
     cache.put(1, content(1))
     cache.put(2, content(2))
-    write = module._write
+    write = cache_file_module._write
 
     def full(fd: int, data: bytes, offset: int) -> None:
         write(fd, data[:4096], offset)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_write", full)
+    monkeypatch.setattr(cache_file_module, "_write", full)
     cache.put(3, content(3))
     totals = cache.totals()
     assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
     assert totals["bytes_allowed"] < 4 * PAGE
     monkeypatch.undo()
     cache.put(3, content(3))
-    assert found(cache, 3) is not None
-    assert found(cache, 1) is None, "it made room"
+    assert get(cache, 3) is not None
+    assert get(cache, 1) is None, "evicted to make room"
 
 
-KILLED = """
+PROGRAM = """
     import os, signal, sys
     from gpuload.datasets import cache_file as module
     from gpuload.datasets.cache_file import CacheLocation
@@ -254,17 +250,17 @@ KILLED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
-def test_a_process_that_is_killed_while_it_has_the_lock_leaves_nothing(when: str, tmp_path: Path) -> None:
+def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_path: Path) -> None:
     cache = Entries(CacheLocation(100, MIB, bytes(range(16)), str(tmp_path)))
     for number in range(10):
         cache.put(number, content(number))
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), when], timeout=60)
-    assert done.returncode == -9
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), when], timeout=60)
+    assert process.returncode == -9
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
     totals = cache.totals()
     assert (totals["entries"], totals["bytes_used"]) == (expected, expected * 2 * PAGE)
-    assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system keeps a block for its own list
-    assert found(cache, 50) is None
+    assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system needs a block for its own list
+    assert get(cache, 50) is None
     for number in range(10):
-        assert found(cache, number) == (None if when == "evicting" and number == 3 else content(number))
+        assert get(cache, number) == (None if when == "evicting" and number == 3 else content(number))

@@ -1,5 +1,4 @@
-"""`Cached`: the samples of the dataset, read once, shared by workers and runs, never of another version; and samples as
-bytes and back."""
+"""`Cached`: samples that workers and runs share and that follow changes of the dataset; `pack` and `unpack`."""
 
 from __future__ import annotations
 
@@ -29,30 +28,30 @@ from torch import nn
 
 import gpuload as gl
 from gpuload import transforms as T
-from gpuload.datasets import cached as module
+from gpuload.datasets import cached as cached_module
 from gpuload.datasets.cached import Cached, pack, unpack
 from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.sample import as_meta
 
 LIMIT = 4 << 20
-SETTLED_S = module.SETTLED_NS / 1e9
+SETTLED_S = cached_module.SETTLED_NS / 1e9
 
 
-class Counted(Held):
-    """Notes what is asked for."""
+class RecordingDataset(Held):
+    """A dataset that records the indices of each request."""
 
     def __init__(self) -> None:
         super().__init__(jpegs(), LABELS)
-        self.asked: list[list[int]] = []
+        self.requests: list[list[int]] = []
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        self.asked.append(indices)
+        self.requests.append(indices)
         return [self[index] for index in indices]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "SETTLED_NS", 0)
+    monkeypatch.setattr(cached_module, "SETTLED_NS", 0)
     for number, data in enumerate(jpegs()):
         path = tmp_path / "images" / str(LABELS[number]) / f"{number:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,19 +59,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "images"
 
 
-def test_samples_are_read_once_and_those_that_lack_together() -> None:
-    inner = Counted()
+def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
+    inner = RecordingDataset()
     dataset = Cached(inner, LIMIT)
     first = dataset.__getitems__([3, 1, 3, -1])
-    assert inner.asked == [[3, 1, 11]]
+    assert inner.requests == [[3, 1, 11]]
     assert dataset.__getitems__([1, 2, 11]) == [first[1], inner[2], first[3]]
-    assert inner.asked == [[3, 1, 11], [2]]
+    assert inner.requests == [[3, 1, 11], [2]]
     assert dataset[2] == inner[2]
-    found = dataset.statistics()
-    assert (found.hits, found.misses, found.entries, found.hit_rate) == (3, 4, 4, 3 / 7)
-    assert (found.bytes_allowed, found.bytes_limit) == (LIMIT, LIMIT)
+    statistics = dataset.statistics()
+    assert (statistics.hits, statistics.misses, statistics.entries, statistics.hit_rate) == (3, 4, 4, 3 / 7)
+    assert (statistics.bytes_allowed, statistics.bytes_limit) == (LIMIT, LIMIT)
     with pytest.raises(AttributeError):
-        found.hits = 3
+        statistics.hits = 3
     with pytest.raises(IndexError, match="index 12 is out of range: the cached dataset has 12 samples"):
         dataset[12]
 
@@ -86,22 +85,22 @@ def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_all_workers_and_loaders_share_it_and_batches_are_the_same(where: str, folder: Path) -> None:
+def test_cached_is_shared_by_workers_and_loaders_with_equal_batches(where: str, folder: Path) -> None:
     plain = gl.ImageFolder(folder)
     expected = epochs(plain, 0)
-    time.sleep(SETTLED_S)  # workers know nothing of what the fixture changed
+    time.sleep(SETTLED_S)  # workers have the original SETTLED_NS, which the fixture changed here
     dataset = Cached(plain, LIMIT, where=where, **({"path": folder.parent / "cache"} if where == "disk" else {}))
     assert equal(epochs(dataset, 2), expected)
-    found = dataset.statistics()
-    assert (found.hits, found.misses, found.entries) == (COUNT, COUNT, COUNT)
+    statistics = dataset.statistics()
+    assert (statistics.hits, statistics.misses, statistics.entries) == (COUNT, COUNT, COUNT)
     assert equal(epochs(dataset, 0), expected)
     assert dataset.statistics().hits == 3 * COUNT
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_worker_that_is_killed_does_no_harm(tmp_path: Path) -> None:
-    class Deadly(Held):
+def test_cached_survives_a_killed_worker(tmp_path: Path) -> None:
+    class KillsItsWorker(Held):
         def __getitem__(self, index: int) -> Any:
             if index == 5 and not os.path.exists(mark):
                 Path(mark).touch()
@@ -109,31 +108,31 @@ def test_a_worker_that_is_killed_does_no_harm(tmp_path: Path) -> None:
             return super().__getitem__(index)
 
     mark = str(tmp_path / "killed")
-    dataset = Cached(Deadly(jpegs(), LABELS), LIMIT)
-    found = epochs(dataset, 1)
+    dataset = Cached(KillsItsWorker(jpegs(), LABELS), LIMIT)
+    batches = epochs(dataset, 1)
     assert os.path.exists(mark)
-    assert equal(found, epochs(Held(jpegs(), LABELS), 0))
+    assert equal(batches, epochs(Held(jpegs(), LABELS), 0))
     assert dataset.statistics().entries == COUNT
 
 
-def test_a_copy_elsewhere_begins_empty_and_holds_no_descriptor() -> None:
-    dataset = Cached(Counted(), LIMIT)
+def test_cached_unpickled_copy_begins_empty_and_closes_its_descriptors() -> None:
+    dataset = Cached(RecordingDataset(), LIMIT)
     dataset[1]
     copy = pickle.loads(cloudpickle.dumps(dataset))
     assert copy._location.fd != dataset._location.fd
     assert copy[1] == dataset[1]
     assert (copy.statistics().hits, copy.statistics().misses) == (0, 1)
     memory = os.fstat(copy._location.fd)
-    assert open_of(memory) == 3  # the memory, its own, and the mapping's
+    assert open_of(memory) == 3  # of the dataset, of its copy, and of the mapping
     del copy
     assert open_of(memory) == 0
 
 
-def test_a_changed_file_is_read_again(folder: Path) -> None:
+def test_cached_reads_a_changed_file_again(folder: Path) -> None:
     dataset = Cached(gl.ImageFolder(folder), LIMIT)
     old = [dataset[0], dataset[0]][1][0]
     path = Path(dataset.paths[0])
-    os.utime(path, (1, 1))  # the same bytes, but who knows
+    os.utime(path, (1, 1))  # the bytes are the same, which Cached cannot know
     assert dataset[0][0].data == old.data
     assert dataset.statistics().hits == 1
     other = path.with_name("new")
@@ -144,15 +143,15 @@ def test_a_changed_file_is_read_again(folder: Path) -> None:
     assert dataset.statistics().hits == 2
 
 
-def test_a_file_that_was_changed_while_it_was_read_is_not_kept(folder: Path) -> None:
+def test_cached_does_not_store_a_recently_changed_file(folder: Path) -> None:
     dataset = Cached(gl.ImageFolder(folder), LIMIT)
-    module.SETTLED_NS = 10**15
+    cached_module.SETTLED_NS = 10**15
     assert dataset[0] == dataset[0]
     assert (dataset.statistics().hits, dataset.statistics().entries) == (0, 0)
 
 
 @pytest.mark.processes
-def test_a_cache_on_disk_is_there_for_the_next_run_and_for_no_other_version(folder: Path) -> None:
+def test_cached_on_disk_serves_the_next_process_but_no_other_dataset(folder: Path) -> None:
     program = """
         import sys, gpuload as gl
         from gpuload.datasets import cached as module
@@ -168,57 +167,58 @@ def test_a_cache_on_disk_is_there_for_the_next_run_and_for_no_other_version(fold
 
     assert run() == "0 12 False"
     assert run() == "12 12 False"
-    os.unlink(next(folder.rglob("*.jpg")))  # another dataset
+    os.unlink(next(folder.rglob("*.jpg")))  # which makes another dataset
     assert run() == "0 11 False"
     assert sorted(os.listdir(folder.parent / "cache")) == ["in-use", "samples.gpuload-cache"]
 
 
-def test_ranks_share_a_folder_and_others_are_refused(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"where": "disk", "path": tmp_path / "cache"}
-    one = Cached(Counted(), LIMIT, version="1", **given)
-    two = Cached(Counted(), LIMIT, version="1", **given)
-    assert one[3] == two[3]
-    assert (two.dataset.asked, one.statistics().hits, two.statistics().hits) == ([], 1, 1)
-    where = re.escape(repr(str(tmp_path / "cache")))
-    with pytest.raises(ValueError, match=f"^the cache in {where} is in use for another dataset, or another version"):
-        Cached(Counted(), LIMIT, version="2", **given)
-    with pytest.raises(ValueError, match=f"^the cache in {where} is in use with bytes_limit=4194304, got 5242880"):
-        Cached(Counted(), 5 << 20, version="1", **given)
-    del one, two
-    three = Cached(Counted(), 5 << 20, version="1", **given)
-    assert three[3] == three.dataset[3]
-    assert (three.statistics().hits, three.statistics().bytes_allowed) == (1, 5 << 20)
-    del three
-    assert Cached(Counted(), LIMIT, version="2", **given).statistics().entries == 0
+def test_cached_folder_is_shared_by_ranks_but_not_by_other_versions_or_limits(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"where": "disk", "path": tmp_path / "cache"}
+    first = Cached(RecordingDataset(), LIMIT, version="1", **options)
+    second = Cached(RecordingDataset(), LIMIT, version="1", **options)
+    assert first[3] == second[3]
+    assert (second.dataset.requests, first.statistics().hits, second.statistics().hits) == ([], 1, 1)
+    pattern = re.escape(repr(str(tmp_path / "cache")))
+    with pytest.raises(ValueError, match=f"^the cache in {pattern} is in use for another dataset, or another version"):
+        Cached(RecordingDataset(), LIMIT, version="2", **options)
+    with pytest.raises(ValueError, match=f"^the cache in {pattern} is in use with bytes_limit=4194304, got 5242880"):
+        Cached(RecordingDataset(), 5 << 20, version="1", **options)
+    del first, second
+    larger = Cached(RecordingDataset(), 5 << 20, version="1", **options)
+    assert larger[3] == larger.dataset[3]
+    assert (larger.statistics().hits, larger.statistics().bytes_allowed) == (1, 5 << 20)
+    del larger
+    assert Cached(RecordingDataset(), LIMIT, version="2", **options).statistics().entries == 0
 
 
-WHOLE, STEPS = jpegs()[0], [T.Resize((8, 8))]
+JPEG, STEPS = jpegs()[0], [T.Resize((8, 8))]
 
 
-@pytest.mark.parametrize("bad", [b"<!doctype html><title>Log in</title>", b"", WHOLE[: len(WHOLE) // 2], WHOLE[:-2]])
-def test_what_is_not_a_whole_image_is_not_kept(bad: bytes) -> None:
-    """As a server gives it now and then, with status 200."""
+@pytest.mark.parametrize("bad", [b"<!doctype html><title>Log in</title>", b"", JPEG[: len(JPEG) // 2], JPEG[:-2]])
+def test_cached_does_not_store_incomplete_images(bad: bytes) -> None:
     images = [(gl.Encoded(bad, source="https://host/0.jpg"), 0)]
     dataset = Cached(images, LIMIT)
     assert dataset[0][0].data == bad
-    images[0] = gl.Encoded(WHOLE, source="https://host/0.jpg"), 0
-    assert [dataset[0][0].data for _ in range(2)] == [WHOLE, WHOLE]
+    images[0] = gl.Encoded(JPEG, source="https://host/0.jpg"), 0
+    assert [dataset[0][0].data for _ in range(2)] == [JPEG, JPEG]
     assert dataset.statistics().hits == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_cannot_be_decoded_is_dropped_and_the_cache_named(workers: int, tmp_path: Path) -> None:
-    class Repaired(Held):
+def test_cached_drops_a_sample_that_cannot_be_decoded_and_names_the_cache(workers: int, tmp_path: Path) -> None:
+    class RepairedLater(Held):
         def __getitem__(self, index: int) -> Any:
             image, label = super().__getitem__(index)
             return gl.Encoded(b"BM" + bytes(100)) if index == 5 and not os.path.exists(mark) else image, label
 
     mark = str(tmp_path / "repaired")
-    inner = Cached(Repaired(jpegs(), LABELS), LIMIT)
+    inner = Cached(RepairedLater(jpegs(), LABELS), LIMIT)
     dataset = Cached(inner, LIMIT, where="disk", path=tmp_path / "cache", version="1")
-    told = rf"; it was dropped from the cache in '{tmp_path / 'cache'}' and the cache in memory, and will be read again"
+    message = (
+        rf"; it was dropped from the cache in '{tmp_path / 'cache'}' and the cache in memory, and will be read again"
+    )
     with gl.Loader(dataset, 4, num_workers=workers, device="cpu", on_error="skip", transforms=STEPS) as loader:
-        with pytest.warns(RuntimeWarning, match=told):
+        with pytest.warns(RuntimeWarning, match=message):
             assert sum(len(labels) for _, labels in loader) == COUNT - 1
         Path(mark).touch()
         for _ in range(2):
@@ -270,42 +270,42 @@ def array_store(path: Path, images: list[bytes]) -> Any:
     inside=["alone", "joined", "cached", "view"],
     strength=1,
 )
-def test_a_store_that_was_written_anew_is_read_anew(store: Any, inside: str, tmp_path: Path) -> None:
-    around = {
-        "alone": lambda one: one,
-        "joined": lambda one: one + one,
-        "cached": lambda one: Cached(one, LIMIT),
-        "view": lambda one: torch.utils.data.Subset(one, range(len(one))),
+def test_cached_reads_a_rewritten_store_again(store: Any, inside: str, tmp_path: Path) -> None:
+    wrap = {
+        "alone": lambda store: store,
+        "joined": lambda store: store + store,
+        "cached": lambda store: Cached(store, LIMIT),
+        "view": lambda store: torch.utils.data.Subset(store, range(len(store))),
     }[inside]
-    images, found, hits = jpegs(), [], []
+    images, packed, hits = jpegs(), [], []
     for order in (1, 1, -1):
         path = tmp_path / "store"
-        if order == -1 or not found:
+        if order == -1 or not packed:
             for file in tmp_path.glob("store*"):
                 file.unlink()
             make = store(path, images[:4:2][::order])
-        dataset = Cached(around(make()), LIMIT, where="disk", path=tmp_path / "cache")
-        found.append([pack(sample)[-500:] for sample in dataset.__getitems__(range(2))])
+        dataset = Cached(wrap(make()), LIMIT, where="disk", path=tmp_path / "cache")
+        packed.append([pack(sample)[-500:] for sample in dataset.__getitems__(range(2))])
         hits.append(dataset.statistics().hits)
         del dataset
     assert hits == [0, 2, 0]
-    assert found[0] == found[1] == found[2][::-1] != found[2]
+    assert packed[0] == packed[1] == packed[2][::-1] != packed[2]
 
 
-def test_it_is_as_the_dataset_for_all_else(folder: Path) -> None:
+def test_cached_forwards_the_attributes_of_its_dataset(folder: Path) -> None:
     plain = gl.ImageFolder(folder)
     dataset = Cached(plain, LIMIT)
     assert (len(dataset), dataset.classes, dataset.blocks()) == (COUNT, ["0", "1", "2"], None)
     assert (is_deterministic(dataset), uses_getitems(dataset)) == (True, True)
-    own = Held(jpegs(), LABELS)
-    assert (is_deterministic(Cached(own, LIMIT)), uses_getitems(Cached(own, LIMIT))) == (False, False)
+    user_dataset = Held(jpegs(), LABELS)
+    assert (is_deterministic(Cached(user_dataset, LIMIT)), uses_getitems(Cached(user_dataset, LIMIT))) == (False, False)
     assert len(dataset + dataset) == 2 * COUNT
     assert repr(dataset) == f"Cached({plain!r}, bytes_limit=4194304, where='memory')"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dataset.nothing
 
 
-class Epochs(Held):
+class DatasetWithEpochs(Held):
     def set_epoch(self, epoch: int) -> None:
         raise NotImplementedError
 
@@ -313,13 +313,8 @@ class Epochs(Held):
 @pytest.mark.parametrize(
     ("dataset", "options", "error", "text"),
     [
-        (
-            iter([]),
-            {},
-            TypeError,
-            "Cached() takes a map-style dataset, which has __len__ and __getitem__, got",
-        ),
-        (Epochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change while it is used"),
+        (iter([]), {}, TypeError, "Cached() takes a map-style dataset, which has __len__ and __getitem__, got"),
+        (DatasetWithEpochs([], []), {}, TypeError, "Epochs has set_epoch(), so its samples change while it is used"),
         ([], {"bytes_limit": 1 << 60}, ValueError, "of memory on this machine; use where='disk'"),
         (
             [],
@@ -331,13 +326,13 @@ class Epochs(Held):
         ([], {"where": "disk", "path": "/tmp"}, TypeError, "whether a list yields the same samples next time: pass"),
     ],
 )
-def test_wrong_arguments_are_refused(dataset: Any, options: dict[str, Any], error: type, text: str) -> None:
+def test_cached_refuses_wrong_arguments(dataset: Any, options: dict[str, Any], error: type, text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
         Cached(dataset, **{"bytes_limit": LIMIT, **options})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_tensors_are_kept_and_are_tensors_again(workers: int) -> None:
+def test_cached_tensors_are_tensors_in_the_next_epoch(workers: int) -> None:
     dataset = Cached([(torch.full((3, 2, 2), i / 4), torch.tensor(i)) for i in range(4)], LIMIT)
     with gl.Loader(dataset, 4, num_workers=workers, device="cpu") as loader:
         for _ in range(2):
@@ -347,14 +342,8 @@ def test_tensors_are_kept_and_are_tensors_again(workers: int) -> None:
     assert (dataset.statistics().hits, dataset.statistics().misses) == (4, 4)
 
 
-def test_a_sample_that_cannot_be_kept_is_named() -> None:
-    dataset = Cached([(gl.Encoded(b"x"), torch.ones(3, requires_grad=True))], LIMIT)
-    with pytest.raises(TypeError, match=re.escape("[1] of the sample is a torch.Tensor, which gpuload.Cached cannot")):
-        dataset[0]
-
-
 @pytest.mark.processes
-def test_a_fork_shares_it() -> None:
+def test_cached_is_shared_with_a_fork() -> None:
     dataset = Cached([np.arange(5), 1], LIMIT)
     dataset[0]
     pid = os.fork()
@@ -363,8 +352,6 @@ def test_a_fork_shares_it() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert dataset.statistics().hits == 1
 
-
-# -- samples as bytes --------------------------------------------------------------------------------------------------
 
 LEAVES = (
     st.none()
@@ -381,17 +368,17 @@ SAMPLES = st.recursive(
 )
 
 
-def again(sample: Any) -> Any:
+def pack_and_unpack(sample: Any) -> Any:
     return unpack(memoryview(pack(sample)))
 
 
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(SAMPLES)
-def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
-    found = again(sample)
-    assert found == sample
-    assert repr(found) == repr(sample)  # types and the order of keys too
+def test_unpack_inverts_pack_with_types_and_order_of_keys(sample: Any) -> None:
+    unpacked = pack_and_unpack(sample)
+    assert unpacked == sample
+    assert repr(unpacked) == repr(sample)  # types and the order of keys too
 
 
 @pytest.mark.parametrize(
@@ -407,21 +394,21 @@ def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
         np.arange(12).reshape(3, 4).T,
     ],
 )
-def test_arrays_keep_type_and_shape_and_may_be_written_to(array: Any) -> None:
-    found = again({"a": array})["a"]
-    assert type(found) is type(array)
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert np.array_equal(found, array)
-    assert not isinstance(found, np.ndarray) or found.flags.writeable
+def test_unpacked_arrays_keep_type_and_shape_and_are_writable(array: Any) -> None:
+    unpacked = pack_and_unpack({"a": array})["a"]
+    assert type(unpacked) is type(array)
+    assert (unpacked.dtype, unpacked.shape) == (array.dtype, array.shape)
+    assert np.array_equal(unpacked, array)
+    assert not isinstance(unpacked, np.ndarray) or unpacked.flags.writeable
 
 
 @pytest.mark.parametrize("channels", [1, 3, 13])
-def test_decoded_images_come_back(channels: int) -> None:
+def test_unpacked_images_equal_the_packed_ones(channels: int) -> None:
     image = gl.Image(np.arange(6 * channels, dtype=np.uint16).reshape(channels, 2, 3), layout="CHW")
-    found = again({"image": image})["image"]
-    assert type(found) is gl.Image
-    assert found.hwc.dtype == np.uint16
-    assert np.array_equal(found.hwc, image.hwc)
+    unpacked = pack_and_unpack({"image": image})["image"]
+    assert type(unpacked) is gl.Image
+    assert unpacked.hwc.dtype == np.uint16
+    assert np.array_equal(unpacked.hwc, image.hwc)
 
 
 @pytest.mark.parametrize(
@@ -437,72 +424,63 @@ def test_decoded_images_come_back(channels: int) -> None:
         torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
     ],
 )
-def test_tensors_come_back_and_may_be_written_to(tensor: torch.Tensor) -> None:
-    found = again({"a": [tensor]})["a"][0]
-    assert (type(found), found.dtype, found.shape) == (torch.Tensor, tensor.dtype, tensor.shape)
-    assert torch.equal(found, tensor)
-    found[...] = 0  # no warning that its memory is read-only
+def test_unpacked_tensors_equal_the_packed_ones_and_are_writable(tensor: torch.Tensor) -> None:
+    unpacked = pack_and_unpack({"a": [tensor]})["a"][0]
+    assert (type(unpacked), unpacked.dtype, unpacked.shape) == (torch.Tensor, tensor.dtype, tensor.shape)
+    assert torch.equal(unpacked, tensor)
+    unpacked[...] = 0  # no warning that its memory is read-only
 
 
-@pytest.mark.parametrize(
-    "tensor", [torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag], ids=["conjugate", "negative"]
-)
-def test_tensors_whose_memory_is_not_their_values_are_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(TypeError, match=r"is a torch.Tensor, which gpuload.Cached cannot store"):
-        again({"a": tensor})
-
-
-def test_targets_come_back() -> None:
+def test_unpacked_targets_equal_the_packed_ones() -> None:
     mask, boxes, points = gl.Mask(gl.Encoded(b"png")), gl.Boxes([[1, 2, 3, 4]], "xywh"), gl.Keypoints([[1.5, 2.0]])
-    found = again((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))
-    assert [type(part) for part in found] == [gl.Mask, gl.Boxes, gl.Keypoints, gl.Mask]
-    assert found[0].array == mask.array
-    assert found[1].format == "xywh"
-    assert np.array_equal(found[1].array, boxes.array)
-    assert np.array_equal(found[2].array, points.array)
-    assert np.array_equal(found[3].array, np.eye(3))
+    unpacked = pack_and_unpack((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))
+    assert [type(part) for part in unpacked] == [gl.Mask, gl.Boxes, gl.Keypoints, gl.Mask]
+    assert unpacked[0].array == mask.array
+    assert unpacked[1].format == "xywh"
+    assert np.array_equal(unpacked[1].array, boxes.array)
+    assert np.array_equal(unpacked[2].array, points.array)
+    assert np.array_equal(unpacked[3].array, np.eye(3))
 
 
-class Own:
+class Unsupported:
     pass
 
 
 @pytest.mark.parametrize(
-    ("sample", "error"),
+    ("sample", "place"),
     [
-        (
-            (1, {"x": Own()}),
-            f"[1]['x'] of the sample is a {__name__}.Own, which gpuload.Cached cannot store; expected",
-        ),
-        ([np.array([None])], "[0] of the sample is a numpy.ndarray, which gpuload.Cached cannot store; expected"),
-        (
-            (torch.ones(2, requires_grad=True),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store",
-        ),
-        (
-            (torch.eye(2).to_sparse(),),
-            "[0] of the sample is a torch.Tensor, which gpuload.Cached cannot store; expected",
-        ),
-        ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter, which gpuload.Cached"),
-        ({(1, 2): 3}, "the sample has the key (1, 2), a tuple; dict keys must be str, int, float, bool or None"),
+        ((1, {"x": Unsupported()}), f"[1]['x'] of the sample is a {__name__}.Unsupported"),
+        ([np.array([None])], "[0] of the sample is a numpy.ndarray"),
+        ((torch.ones(2, requires_grad=True),), "[0] of the sample is a torch.Tensor"),
+        ((torch.eye(2).to_sparse(),), "[0] of the sample is a torch.Tensor"),
+        ({"a": torch.tensor([1 + 2j]).conj()}, "['a'] of the sample is a torch.Tensor"),
+        ({"a": torch.tensor([1 + 2j]).conj().imag}, "['a'] of the sample is a torch.Tensor"),
+        ((nn.Parameter(torch.ones(2)),), "[0] of the sample is a torch.nn.parameter.Parameter"),
     ],
+    ids=["class", "objects", "gradient", "sparse", "conjugate", "negative", "parameter"],
 )
-def test_what_is_not_kept_is_named(sample: Any, error: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(error)):
-        pack(sample)
+def test_cached_names_values_that_it_cannot_store(sample: Any, place: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{place}, which gpuload.Cached cannot store; expected")):
+        Cached([sample], LIMIT)[0]
+
+
+def test_cached_names_a_key_that_it_cannot_store() -> None:
+    text = "the sample has the key (1, 2), a tuple; dict keys must be str, int, float, bool or None"
+    with pytest.raises(TypeError, match=re.escape(text)):
+        pack({(1, 2): 3})
 
 
 @pytest.mark.parametrize("value", [{"a": [None]}, [1], "x", 3, 0.5, None])
-def test_metadata_stay_metadata(value: Any) -> None:
-    found = unpack(memoryview(pack((1, as_meta(value)))))[1]
-    assert found == value
-    assert type(found) is type(as_meta(value))
+def test_unpacked_metadata_are_metadata(value: Any) -> None:
+    unpacked = unpack(memoryview(pack((1, as_meta(value)))))[1]
+    assert unpacked == value
+    assert type(unpacked) is type(as_meta(value))
 
 
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(st.binary(max_size=60), SAMPLES)
-def test_bytes_that_are_no_sample_raise_a_value_error(junk: bytes, sample: Any) -> None:
+def test_unpack_of_other_bytes_raises_value_error_at_most(junk: bytes, sample: Any) -> None:
     packed = pack(sample)
     for data in (junk, packed[:-1], packed + b"x", packed[: len(packed) // 2] + junk):
         try:
@@ -512,22 +490,14 @@ def test_bytes_that_are_no_sample_raise_a_value_error(junk: bytes, sample: Any) 
 
 
 @pytest.mark.parametrize(
-    "described",
+    "description",
     [
-        ["tensor", "float32", [3]],
-        ["tensor", "save", [8]],
-        ["tensor", "float32", [-1, -1]],
-        ["tensor", "no", [8]],
-        ["array", "O", [1]],
-        ["array", "V8", [1]],
-        ["exec", "1"],
-        ["mask", 3],
-        ["array", "<f8", [1 << 40]],
-        [],
-        ["tuple"],
+        *(["tensor", *more] for more in (["float32", [3]], ["save", [8]], ["float32", [-1, -1]], ["no", [8]])),
+        *(["array", *more] for more in (["O", [1]], ["V8", [1]], ["<f8", [1 << 40]])),
+        *(["exec", "1"], ["mask", 3], [], ["tuple"]),
     ],
 )
-def test_a_description_that_was_made_up_is_refused(described: Any) -> None:
-    head = json.dumps([described, [8]]).encode()
+def test_unpack_refuses_invalid_descriptions(description: Any) -> None:
+    head = json.dumps([description, [8]]).encode()
     with pytest.raises(ValueError, match="not a packed sample"):
         unpack(memoryview(len(head).to_bytes(4, "little") + head + bytes(8)))

@@ -1,24 +1,22 @@
-"""The argument `classes`: what is taken as names of classes, and what is refused in which words."""
+"""`class_names`: the argument `classes` of datasets, and errors about other values."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.patterns import exactly
 
 from gpuload.datasets.classes import class_names
 
-TAKEN = (
+EXPECTED = (
     "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a dataset "
     "that has classes, such as the train split, got "
 )
 
 
 class Split:
-    """A dataset with these classes."""
-
     def __init__(self, classes: Any) -> None:
         self.classes = classes
 
@@ -27,8 +25,6 @@ class Split:
 
 
 class Subset:
-    """A part of a dataset, as torch's."""
-
     dataset = Split(["ant"])
 
     def __repr__(self) -> str:
@@ -36,36 +32,36 @@ class Subset:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "classes",
     [["b", "a"], ("b", "a"), np.array(["b", "a"]), iter(["b", "a"]), Split(["b", "a"]), {"a": 1, "b": np.int64(0)}],
 )
-def test_names_keep_their_order(given: Any) -> None:
-    assert class_names(given) == ["b", "a"]
+def test_class_names_keep_the_order_of_labels(classes: Any) -> None:
+    assert class_names(classes) == ["b", "a"]
 
 
-def test_the_list_of_a_data_set_is_copied() -> None:
+def test_class_names_copies_the_list_of_a_dataset() -> None:
     split = Split(["b", "a"])
     class_names(split).append("c")  # type: ignore[union-attr]
     assert split.classes == ["b", "a"]
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("classes", "error", "message"),
     [
-        ("ant", TypeError, f"{TAKEN}'ant'"),
-        ({"ant", "bee"} - {"bee"}, TypeError, f"{TAKEN}{{'ant'}}"),
-        ({}, ValueError, f"{TAKEN}no names"),
+        ("ant", TypeError, f"{EXPECTED}'ant'"),
+        ({"ant", "bee"} - {"bee"}, TypeError, f"{EXPECTED}{{'ant'}}"),
+        ({}, ValueError, f"{EXPECTED}no names"),
         (
             {"ant": 1, "bee": 2},
             ValueError,
             "classes={'ant': 1, 'bee': 2} must have the labels 0 … 1, each once, as a class_to_idx of torchvision has; "
             "for other labels, pass a list of names, and change the labels with .map()",
         ),
-        (10, TypeError, f"{TAKEN}10"),
-        (["ant", 3], TypeError, f"{TAKEN}a list that contains 3"),
-        (Split([("tench", "Tinca")]), TypeError, f"{TAKEN}a list that contains ('tench', 'Tinca')"),
-        (Subset(), TypeError, f"{TAKEN}Subset(); pass the dataset inside it"),
-        ([], ValueError, f"{TAKEN}no names"),
+        (10, TypeError, f"{EXPECTED}10"),
+        (["ant", 3], TypeError, f"{EXPECTED}a list that contains 3"),
+        (Split([("tench", "Tinca")]), TypeError, f"{EXPECTED}a list that contains ('tench', 'Tinca')"),
+        (Subset(), TypeError, f"{EXPECTED}Subset(); pass the dataset inside it"),
+        ([], ValueError, f"{EXPECTED}no names"),
         (["ant", "bee", "ant"], ValueError, "classes contains 'ant' twice; names must be unique"),
         (
             Split(None),
@@ -75,6 +71,6 @@ def test_the_list_of_a_data_set_is_copied() -> None:
         ),
     ],
 )
-def test_what_is_no_list_of_names(given: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        class_names(given)
+def test_class_names_refuses_other_values(classes: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=exactly(message)):
+        class_names(classes)

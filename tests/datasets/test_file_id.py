@@ -1,22 +1,22 @@
-"""How a file is recognised that is opened again by path: what passes, and what is refused."""
+"""`FileId` and `FileMappings`: whether a file that is opened again by path is still the same file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload.datasets import file_id as file_id_module
 from gpuload.datasets.file_id import FileId, FileMappings, check_replaced_size
 
 
-def mapped(path: Path) -> tuple[np.memmap, int]:
-    """A mapping of a file of 5000 bytes, and its address."""
+def map_file(path: Path) -> tuple[np.memmap, int]:
+    """Map a file of 5000 bytes; return the array and its address."""
     path.write_bytes(bytes(5000))
     array = np.memmap(path, np.uint8, "r")
     return array, array.__array_interface__["data"][0]
@@ -42,12 +42,12 @@ def test_check_refuses_a_file_that_was_replaced(tmp_path: Path) -> None:
         f"{str(path)!r}: it was replaced by another file after the dataset was created; create the dataset again when "
         "the file is complete"
     )
-    with pytest.raises(gl.DecodeError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(gl.DecodeError, match=exactly(message)):
         file_id.check(str(path))
     dataclasses.replace(file_id, machine=("another", "one")).check(str(path))
 
 
-def test_check_refuses_a_file_that_was_cut(tmp_path: Path) -> None:
+def test_check_refuses_a_file_that_was_truncated(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(5000))
     file_id = FileId.of(str(path))
@@ -58,7 +58,7 @@ def test_check_refuses_a_file_that_was_cut(tmp_path: Path) -> None:
 
 def test_identify_returns_the_file_at_the_path_only_while_it_is_the_mapped_one(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    array, address = mapped(path)
+    array, address = map_file(path)
     assert FileMappings().identify(str(path), address) == FileId.of(str(path))
     (tmp_path / "link").symlink_to(path)
     assert FileMappings().identify(str(tmp_path / "link"), address) == FileId.of(str(path))
@@ -80,19 +80,17 @@ def test_identify_returns_any_file_for_memory_that_maps_none(tmp_path: Path) -> 
         assert FileMappings().identify(str(path), address) == FileId.of(str(path))
 
 
-def test_identify_recognises_a_file_whose_mappings_have_other_numbers_than_stat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on overlayfs and btrfs."""
+def test_identify_recognizes_a_mapping_with_another_inode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is so on overlayfs and btrfs."""
     path = tmp_path / "a"
-    array, address = mapped(path)
+    array, address = map_file(path)
     find = FileMappings.find
 
-    def find_with_other_number(self: FileMappings, address: int):
+    def find_with_other_inode(self: FileMappings, address: int):
         mapping = find(self, address)
         return mapping and mapping._replace(inode=mapping.inode + 1_000_000)
 
-    monkeypatch.setattr(FileMappings, "find", find_with_other_number)
+    monkeypatch.setattr(FileMappings, "find", find_with_other_inode)
     assert FileMappings().identify(str(path), address) == FileId.of(str(path))
     os.rename(path, tmp_path / "moved")
     path.write_bytes(bytes(5000))
@@ -100,12 +98,12 @@ def test_identify_recognises_a_file_whose_mappings_have_other_numbers_than_stat(
     assert not array.any()
 
 
-def test_much_memory_of_a_replaced_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_replaced_size_refuses_more_than_max_replaced_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_id_module, "MAX_REPLACED_BYTES", 1000)
     check_replaced_size("/a", 1000)
     message = (
         "'/a' was replaced or deleted after it was mapped, so workers cannot open it, and its 1,001 bytes are more "
         "than the 1,000 that are sent instead"
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=exactly(message)):
         check_replaced_size("/a", 1001)

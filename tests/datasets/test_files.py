@@ -1,4 +1,4 @@
-"""Files that are none, or too large, are refused before they are read."""
+"""`read_file`, `sniff` and `prefetch`: size limits, files that are not images, and descriptors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from PIL import Image
 
 import gpuload as gl
 from gpuload.datasets.files import MAX_BYTES, DiskReads, prefetch, read_file, size_limits, sniff
+from gpuload.datasets.joined import Mapped
 from gpuload.datasets.stores.opening import OpenFile
 from gpuload.errors import DecodeError
 
@@ -34,13 +35,13 @@ def jpeg(tmp_path) -> Path:
     return path
 
 
-def sparse(path: Path, nbytes: int, start: bytes = b"") -> Path:
+def write_sparse(path: Path, nbytes: int, start: bytes = b"") -> Path:
     path.write_bytes(start)
     os.truncate(path, nbytes)
     return path
 
 
-def test_a_file_is_read_whole(jpeg):
+def test_read_file_returns_all_bytes_even_of_a_file_without_a_size(jpeg):
     assert read_file(jpeg) == jpeg.read_bytes() == gl.read(jpeg).data
     command = Path("/proc/self/cmdline")
     assert command.stat().st_size == 0
@@ -48,7 +49,7 @@ def test_a_file_is_read_whole(jpeg):
 
 
 @pytest.mark.parametrize("read", [read_file, gl.read])
-def test_what_is_no_file_is_refused_at_once(tmp_path, read):
+def test_read_refuses_fifos_devices_folders_and_missing_files(tmp_path, read):
     fifo = tmp_path / "a.jpg"
     os.mkfifo(fifo)
     with pytest.raises(OSError, match=re.escape(f"[Errno 22] a FIFO; expected a regular file: '{fifo}'")):
@@ -61,9 +62,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, read):
         read(tmp_path / "missing")
 
 
-def test_a_sparse_file_is_refused_unread(tmp_path):
+def test_read_file_refuses_a_huge_sparse_file_without_reading_it(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    path = sparse(tmp_path / "a.jpg", 3 << 30, b"\xff\xd8\xff\xe0")
+    path = write_sparse(tmp_path / "a.jpg", 3 << 30, b"\xff\xd8\xff\xe0")
     text = (
         f"{str(path)!r}: the file has 3,221,225,472 bytes, more than max_bytes=1,073,741,824: perhaps it is not an "
         "image; if it is, pass Loader(decode=Decode(max_bytes=…))"
@@ -73,13 +74,13 @@ def test_a_sparse_file_is_refused_unread(tmp_path):
     assert caught.value.filename == str(path)
     text = f"{str(path)!r}: not an image that gpuload decodes: 900000000 bytes that start with b'\\x00"
     with pytest.raises(DecodeError, match=re.escape(text)):
-        read_file(sparse(path, 900_000_000))
+        read_file(write_sparse(path, 900_000_000))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
-    assert len(read_file(sparse(path, 20 << 20, b"\xff\xd8\xff\xe0"))) == 20 << 20
+    assert len(read_file(write_sparse(path, 20 << 20, b"\xff\xd8\xff\xe0"))) == 20 << 20
 
 
-def test_the_limit_holds_where_it_is_set(tmp_path):
-    path = sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
+def test_size_limits_apply_inside_their_block(tmp_path):
+    path = write_sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
     with size_limits(17 << 20):
         with size_limits(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
             read_file(path)
@@ -89,10 +90,10 @@ def test_the_limit_holds_where_it_is_set(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_says_which_file_and_which_option(tmp_path, jpeg, num_workers):
+def test_loader_errors_name_the_file_and_max_bytes(tmp_path, jpeg, num_workers):
     (fifo := jpeg.parent / "fifo.jpg").touch()
-    large = sparse(jpeg.parent / "large.jpg", 17 << 20, jpeg.read_bytes())
-    other = sparse(jpeg.parent / "other.jpg", 17 << 20)
+    large = write_sparse(jpeg.parent / "large.jpg", 17 << 20, jpeg.read_bytes())
+    other = write_sparse(jpeg.parent / "other.jpg", 17 << 20)
     dataset = gl.ImageFolder(tmp_path)
     fifo.unlink()
     os.mkfifo(fifo)
@@ -115,7 +116,7 @@ def test_a_loader_says_which_file_and_which_option(tmp_path, jpeg, num_workers):
     assert causes["other.jpg"].startswith(f"DecodeError: {str(other)!r}: not an image that gpuload decodes")
 
 
-def test_bytes_in_memory_have_the_same_limit(jpeg):
+def test_decoder_applies_max_bytes_to_bytes_in_memory(jpeg):
     from gpuload.decode import Decoder
 
     nbytes = jpeg.stat().st_size
@@ -124,22 +125,27 @@ def test_bytes_in_memory_have_the_same_limit(jpeg):
         Decoder(gl.Decode(max_bytes=nbytes - 1)).header(gl.read(jpeg))
 
 
-@pytest.mark.parametrize(
-    ("start", "expected"),
-    [(b"P7 wrong", None), (b"P5 3 3 255\n", "PPM"), (b"RIFF1234WAVE", None), (b"\0\0\0\x1cftypavif", "AVIF"),
-     (b"\0\0\0\x1cftypmp42", None), (b"BM", "BMP"), (b"", None), (b"P", None)],
-)  # fmt: skip
-def test_sniffing(start, expected):
-    assert sniff(start) == expected
-
-
 def ftyp(*brands: bytes) -> bytes:
-    """How an ISO base media file begins."""
+    """Make the beginning of an ISO base media file."""
     content = b"ftyp" + brands[0] + bytes(4) + b"".join(brands[1:])
     return (4 + len(content)).to_bytes(4, "big") + content + b"\0\0\x01\xffmeta"
 
 
-OTHERS = {
+@pytest.mark.parametrize(
+    ("expected", "starts"),
+    [
+        ("PPM", [b"P5 3 3 255\n"]),
+        ("BMP", [b"BM"]),
+        ("AVIF", [b"\0\0\0\x1cftypavif", ftyp(b"avif"), ftyp(b"avis", b"mif1"), ftyp(b"mif1", b"avif", b"heic")]),
+        ("AVIF", [ftyp(b"mif1", b"miaf")]),
+        (None, [b"P7 wrong", b"RIFF1234WAVE", b"\0\0\0\x1cftypmp42", b"", b"P"]),
+    ],
+)
+def test_sniff_recognizes_the_first_bytes(expected, starts):
+    assert [sniff(start) for start in starts] == [expected] * len(starts)
+
+
+NOT_IMAGES = {
     "a HEIC photograph": ftyp(b"heic", b"mif1", b"heic"),
     "a HEIC photograph; save it as JPEG": ftyp(b"mif1", b"mif1", b"miaf", b"heic"),
     "a video; decode its frames in the dataset": ftyp(b"isom", b"isom", b"mp41"),
@@ -160,58 +166,42 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_there_in_place_of_an_image_is_said(kind, tmp_path):
+@pytest.mark.parametrize("kind", NOT_IMAGES)
+def test_decode_error_names_the_format_of_a_file_that_is_not_an_image(kind, tmp_path):
     path = tmp_path / "photo.jpg"
-    path.write_bytes(OTHERS[kind])
+    path.write_bytes(NOT_IMAGES[kind])
     with gl.Loader([gl.read(path)], num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
         next(iter(loader))
-    start = f"DecodeError: not an image that gpuload decodes: {len(OTHERS[kind])} bytes that start with "
+    start = f"DecodeError: not an image that gpuload decodes: {len(NOT_IMAGES[kind])} bytes that start with "
     assert caught.value.cause.startswith(start)
-    assert f"{OTHERS[kind][:16]!r}, {kind}" in caught.value.cause
+    assert f"{NOT_IMAGES[kind][:16]!r}, {kind}" in caught.value.cause
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("brands", [(b"avif",), (b"avis", b"mif1"), (b"mif1", b"avif", b"heic"), (b"mif1", b"miaf")])
-def test_avif_is_told_from_heic(brands):
-    assert sniff(ftyp(*brands)) == "AVIF"
-
-
-@pytest.mark.parametrize("name", ["\ud800.jpg", "a\0b.jpg"])
-def test_a_name_that_no_file_can_have_is_shown(name, tmp_path):
-    """Which names of JSON and of tables may be."""
+@pytest.mark.parametrize("name", ["\ud800.jpg", "a\0b.jpg"])  # which JSON and tables may contain
+def test_read_file_and_loader_name_a_path_that_no_file_can_have(name, tmp_path):
     path = os.path.join(tmp_path, name)
-    with pytest.raises(ValueError, match=re.escape(f"no file can have the name {path!r} (")):
+    text = re.escape(f"no file can have the name {path!r} (")
+    with pytest.raises(ValueError, match=text):
         read_file(path)
-    prefetch(path)  # reading ahead leaves the error to the sample
-
-
-class Named:
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return gl.read("/data/\ud800.jpg")
-
-
-def test_a_sample_with_such_a_name_says_so():
-    with gl.Loader(Named(), num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError) as caught:
+    prefetch(path)  # prefetching ignores the error, which the sample raises
+    dataset = Mapped([path], gl.read)
+    with gl.Loader(dataset, num_workers=0, device="cpu") as loader, pytest.raises(gl.SampleError, match=text):
         next(iter(loader))
-    assert caught.value.cause.startswith("ValueError: no file can have the name '/data/\\ud800.jpg' (")
 
 
-def interrupted_after(call: int, use: Callable[[], object]) -> bool:
-    """Whether there was such a call of a function of gpuload, right after which a ctrl-C was raised: where Python looks
-    for one, before what the call returned is assigned."""
-    made, was_call = 0, False
+def is_interrupted_after(call: int, use: Callable[[], object]) -> bool:
+    """Raise KeyboardInterrupt right after this call in gpuload, before its result is assigned, where Python checks for
+    signals. Return whether there was such a call."""
+    calls, was_call = 0, False
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal made, was_call
+        nonlocal calls, was_call
         if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name == "__del__":
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            if was_call and (made := made + 1) == call:
+            if was_call and (calls := calls + 1) == call:
                 sys.settrace(None)
                 raise KeyboardInterrupt
             was_call = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
@@ -227,42 +217,35 @@ def interrupted_after(call: int, use: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("what", ["read_file", "prefetch", "OpenFile"])
-def test_a_ctrl_c_loses_no_descriptor(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("reader", ["read_file", "prefetch", "OpenFile"])
+def test_interrupted_reads_close_their_descriptor(tmp_path: Path, reader: str) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"\xff\xd8\xff" * 9)
-    functions: dict[str, Callable[[str], object]] = {
-        "read_file": read_file,
-        "prefetch": prefetch,
-        "OpenFile": OpenFile,
-    }
-    use = partial(functions[what], str(path))
+    functions: dict[str, Callable[[str], object]] = {"read_file": read_file, "prefetch": prefetch, "OpenFile": OpenFile}
+    use = partial(functions[reader], str(path))
     use()
     before, call = open_below(tmp_path), 1
     assert before == 0
-    while interrupted_after(call, use):
+    while is_interrupted_after(call, use):
         assert open_below(tmp_path) == 0, call
         call += 1
     assert call > 3
 
 
-# Whether something was read from a disk since it was asked last
-
-
-def test_what_the_page_cache_has_is_not_read(tmp_path: Path) -> None:
+def test_was_read_is_false_for_pages_in_the_page_cache_and_true_once(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(1 << 20))
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-        found = DiskReads()
+        disk_reads = DiskReads()
         for advice in (os.POSIX_FADV_NORMAL, os.POSIX_FADV_DONTNEED):
             os.posix_fadvise(descriptor, 0, 0, advice)
             os.pread(descriptor, 1 << 20, 0)
-            was_read = found.was_read()
+            was_read = disk_reads.was_read()
             assert not (was_read and advice == os.POSIX_FADV_NORMAL)
     finally:
         os.close(descriptor)
-    assert not found.was_read(), "it is told once"
+    assert not disk_reads.was_read(), "each read is reported once"
     if not was_read:
         lacking.skip("a disk")

@@ -1,4 +1,4 @@
-"""Folders of images: what is found, in which order, what is yielded, and what is refused in which words."""
+"""`ImageFolder` and `ImageFiles`: images, their order and labels, links, errors, memory, and cached scans."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 from helpers.file_descriptors import open_below
+from helpers.patterns import exactly, starting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,20 +24,14 @@ from gpuload.datasets import folder as folder_module
 from gpuload.datasets.cached import Cached
 from gpuload.datasets.folder import ImageFiles, ImageFolder
 from gpuload.datasets.joined import Joined
-from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.sample import Encoded
 from gpuload.datasets.scan import Scanner
-from gpuload.datasets.stores import cached as cached_module
 
 ENDINGS = ".jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp"
 
 
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
-
-
-def make(root: Path, *names: str | bytes) -> Path:
-    """Files that hold their own relative path."""
+def write_files(root: Path, *names: str | bytes) -> Path:
+    """Write files that contain their own relative path."""
     for name in names:
         raw = os.fsencode(name)
         path = os.path.join(os.fsencode(root), raw)
@@ -45,34 +41,24 @@ def make(root: Path, *names: str | bytes) -> Path:
     return root
 
 
-def relative(dataset: ImageFolder | ImageFiles) -> list[str]:
+def relative_paths(dataset: ImageFolder | ImageFiles) -> list[str]:
     return [os.path.relpath(path, dataset.root) for path in dataset.paths]
 
 
-def test_folders_of_the_same_files_are_equal_whatever_their_class(tmp_path: Path) -> None:
-    class Birds(ImageFolder):
-        """A subclass of a user's own."""
-
-    make(tmp_path, "a/1.png", "b/2.png")
-    assert ImageFolder(tmp_path) == Birds(tmp_path) == ImageFolder(tmp_path)
-    assert ImageFolder(tmp_path) != ImageFolder(tmp_path, mode="L")
-    assert ImageFolder(tmp_path) != ImageFiles(tmp_path)
-
-
 def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[str, int]]:
-    """The samples of torchvision's ImageFolder, by the rules its documentation and behaviour give (0.23)."""
+    """List the samples of torchvision's ImageFolder by the rules of its documentation and behavior (0.23)."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     samples = []
     for label, name in enumerate(classes):
-        for where, _, files in sorted(os.walk(root / name, followlinks=True)):
+        for directory, _, files in sorted(os.walk(root / name, followlinks=True)):
             samples += [
-                (os.path.join(where, file), label) for file in sorted(files) if file.lower().endswith(extensions)
+                (os.path.join(directory, file), label) for file in sorted(files) if file.lower().endswith(extensions)
             ]
     return samples
 
 
-def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path: Path) -> None:
-    dataset = ImageFolder(make(tmp_path, "ant/1.jpg", "bee/2.jpg", "bee/3.jpg"))
+def test_image_folder_samples_equal_torchvisions(tmp_path: Path) -> None:
+    dataset = ImageFolder(write_files(tmp_path, "ant/1.jpg", "bee/2.jpg", "bee/3.jpg"))
     assert list(dataset.samples) == torchvision_samples(tmp_path, (".jpg",))
     assert dataset.samples[-1] == (str(tmp_path / "bee/3.jpg"), 1)
     assert dataset.samples[1:] == list(dataset.samples)[1:]
@@ -93,33 +79,34 @@ def test_samples_are_pairs_of_paths_and_labels_as_torchvision_has_them(tmp_path:
         ("depth", "its arguments: root, (classes, )?extensions, follow_links, mode, storage_options$"),
     ],
 )
-def test_of_torchvisions_arguments_it_says_what_takes_their_place(kind, name, instead, tmp_path: Path) -> None:
+def test_folder_refuses_arguments_of_torchvision_with_their_replacement(kind, name, instead, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}'; .*{instead}"):
         kind(tmp_path, **{name: None})
 
 
-@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles, gl.FileList, gl.LMDB])
-def test_a_list_of_paths_is_refused_with_a_remedy(kind) -> None:
-    text = (
-        "expected a path, a str or pathlib.Path, got ['a', 'b'] (list); create one dataset per path, and join them "
-        "with +"
-    )
-    with pytest.raises(TypeError, match=exactly(text)):
-        kind(["a", "b"])
-
-
-@pytest.mark.parametrize("kind", [ImageFolder, gl.FileList, gl.Parquet])
-def test_none_is_not_a_path(kind) -> None:
-    with pytest.raises(TypeError, match=exactly("expected a path, a str or pathlib.Path, got None (NoneType)")):
-        kind(None)
+@pytest.mark.parametrize(
+    ("kinds", "path", "got"),
+    [
+        (
+            [ImageFolder, ImageFiles, gl.FileList, gl.LMDB],
+            ["a", "b"],
+            "['a', 'b'] (list); create one dataset per path, and join them with +",
+        ),
+        ([ImageFolder, gl.FileList, gl.Parquet], None, "None (NoneType)"),
+    ],
+)
+def test_datasets_refuse_other_types_of_paths(kinds: list[type], path: Any, got: str) -> None:
+    for kind in kinds:
+        with pytest.raises(TypeError, match=exactly(f"expected a path, a str or pathlib.Path, got {got}")):
+            kind(path)
 
 
 @pytest.mark.parametrize(
     ("splits", "read"),
     [(("train", "val", "test"), "train"), (("Training", "validation"), "Training"), (("test", "valid"), "test")],
 )
-def test_folders_with_names_of_splits_are_classes_with_a_warning(splits, read, tmp_path: Path) -> None:
-    make(tmp_path, *(f"{split}/ant/1.jpg" for split in splits))
+def test_image_folder_warns_if_all_classes_are_names_of_splits(splits, read, tmp_path: Path) -> None:
+    write_files(tmp_path, *(f"{split}/ant/1.jpg" for split in splits))
     names = sorted(splits)
     text = (
         f"the classes of {str(tmp_path)!r} are {', '.join(map(repr, names))}, which are names of splits, so "
@@ -131,85 +118,19 @@ def test_folders_with_names_of_splits_are_classes_with_a_warning(splits, read, t
     assert ImageFolder(tmp_path, classes=names).classes == names
 
 
-def test_folders_of_which_some_have_names_of_splits_are_classes_without_a_warning(tmp_path: Path) -> None:
-    assert ImageFolder(make(tmp_path / "vehicles", "bus/1.jpg", "train/2.jpg")).classes == ["bus", "train"]
-    assert ImageFolder(make(tmp_path / "one", "train/2.jpg")).classes == ["train"]
+def test_image_folder_does_not_warn_if_some_classes_are_names_of_splits(tmp_path: Path) -> None:
+    assert ImageFolder(write_files(tmp_path / "vehicles", "bus/1.jpg", "train/2.jpg")).classes == ["bus", "train"]
+    assert ImageFolder(write_files(tmp_path / "one", "train/2.jpg")).classes == ["train"]
 
 
-def test_images_without_labels_have_no_classes(tmp_path: Path) -> None:
+def test_image_files_refuses_classes(tmp_path: Path) -> None:
     text = "ImageFiles has no argument 'classes'; its images have no labels; gpuload.ImageFolder has classes"
     with pytest.raises(TypeError, match=exactly(text)):
         ImageFiles(tmp_path, classes=["ant"])
 
 
-def test_datasets_are_added_one_after_the_other(tmp_path: Path) -> None:
-    one = ImageFolder(make(tmp_path / "one", "ant/1.jpg", "bee/2.jpg"))
-    two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "bee/4.jpg", "bee/5.jpg"))
-    both = one + two
-    mine = [("x", 7)]
-    more = both + mine
-    assert (len(both), len(more), more.cumulative_sizes) == (5, 6, [2, 5, 6])
-    assert [more[i] for i in range(6)] == [*one, *two, ("x", 7)]
-    assert (more[-1], more[-6]) == (("x", 7), one[0])
-    with pytest.raises(IndexError, match=exactly("index 6 is out of range: the joined datasets have 6 samples")):
-        more[6]
-    with pytest.raises(TypeError, match="unsupported operand"):
-        _ = one + 3
-    assert repr(both) == f"{one!r} + {two!r}"
-    assert (is_deterministic(both), is_deterministic(more)) == (True, False), (
-        "a list may hold anything of the user's own"
-    )
-    without = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
-    done = subprocess.run([sys.executable, "-c", without], input=pickle.dumps(both), capture_output=True, check=True)
-    assert done.stdout.split() == [b"5"]
-
-
-class Together:
-    """Notes what it is asked for at a time."""
-
-    def __init__(self, name: str, count: int, bounds: list[int] | None = None) -> None:
-        self.name, self.count, self.bounds = name, count, bounds
-        self.asked: list[list[int]] = []
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> str:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[str]:
-        self.asked.append(indices)
-        return [f"{self.name}{index}" for index in indices]
-
-    def blocks(self) -> list[int] | None:
-        return self.bounds
-
-
-def test_joined_datasets_are_asked_for_many_samples_at_a_time(tmp_path: Path) -> None:
-    one, two = Together("a", 4), Together("b", 5)
-    plain = ImageFolder(make(tmp_path, "ant/1.jpg", "bee/2.jpg"))
-    both = Joined([one, plain, two])
-    assert both.__getitems__([8, 0, 5, 10, -1, 3]) == ["b2", "a0", plain[1], "b4", "b4", "a3"]
-    assert (one.asked, two.asked) == ([[0, 3]], [[2, 4, 4]])
-    assert uses_getitems(both)
-    assert not uses_getitems(Joined([plain, plain])), "nothing is gained"
-    assert not uses_getitems(Joined([one, [1, 2]])), "samples of a user's own dataset are seeded one by one"
-    with pytest.raises(IndexError, match=exactly("index 11 is out of range: the joined datasets have 11 samples")):
-        both.__getitems__([0, 11])
-
-
-def test_joined_datasets_have_the_blocks_of_each() -> None:
-    plain = Together("c", 3)
-    assert Joined([plain, plain]).blocks() is None
-    joined = Joined([Together("a", 7, [0, 4, 7]), plain, Together("b", 5, [0, 5])])
-    assert np.unique(joined.blocks()).tolist() == [0, 4, 7, 8, 9, 10, 15]
-
-
-# What is found
-
-
-def test_yields_the_bytes_with_their_path_and_the_label(tmp_path: Path) -> None:
-    dataset = ImageFolder(make(tmp_path, "dog/1.jpg", "cat/2.png", "cat/1.jpeg"))
+def test_image_folder_yields_encoded_bytes_with_path_and_label(tmp_path: Path) -> None:
+    dataset = ImageFolder(write_files(tmp_path, "dog/1.jpg", "cat/2.png", "cat/1.jpeg"))
     assert dataset.classes == ["cat", "dog"]
     assert dataset.class_to_idx == {"cat": 0, "dog": 1}
     assert list(dataset.paths) == [f"{tmp_path}/cat/1.jpeg", f"{tmp_path}/cat/2.png", f"{tmp_path}/dog/1.jpg"]
@@ -218,75 +139,56 @@ def test_yields_the_bytes_with_their_path_and_the_label(tmp_path: Path) -> None:
     assert image == Encoded(b"dog/1.jpg", "RGB", f"{tmp_path}/dog/1.jpg")
     assert label == 1
     assert type(label) is int
+    assert ImageFolder(tmp_path, mode="unchanged")[2][0].mode == "unchanged"
     assert len(dataset) == 3
+    assert repr(dataset) == f"ImageFolder('{tmp_path}': 3 images in 2 classes)"
     assert [item[0].data for item in dataset] == [b"cat/1.jpeg", b"cat/2.png", b"dog/1.jpg"]
 
 
-def test_files_without_labels(tmp_path: Path) -> None:
-    dataset = ImageFiles(make(tmp_path, "b.jpg", "sub/deep/a.jpg", "a.jpg", "notes.txt"), mode="L")
-    assert relative(dataset) == ["a.jpg", "b.jpg", "sub/deep/a.jpg"]
+def test_image_files_yields_encoded_bytes_without_labels(tmp_path: Path) -> None:
+    dataset = ImageFiles(write_files(tmp_path, "b.jpg", "sub/deep/a.jpg", "a.jpg", "notes.txt"), mode="L")
+    assert relative_paths(dataset) == ["a.jpg", "b.jpg", "sub/deep/a.jpg"]
     assert dataset[1] == Encoded(b"b.jpg", "L", f"{tmp_path}/b.jpg")
     assert len(dataset) == 3
+    assert repr(dataset) == f"ImageFiles('{tmp_path}': 3 images)"
 
 
-def test_the_mode_is_passed_on(tmp_path: Path) -> None:
-    assert ImageFolder(make(tmp_path, "a/1.png"), mode="unchanged")[0][0].mode == "unchanged"
-
-
-def test_real_photographs(photos: list[Path]) -> None:
-    dataset = ImageFiles(photos[0].parent)
-    assert list(dataset.paths) == [str(path) for path in photos]
-    assert all(dataset[i].data == photos[i].read_bytes() for i in (0, 40, -1))
-
-
-def test_default_extensions_in_any_case_and_none_other(tmp_path: Path) -> None:
+def test_image_files_reads_default_extensions_in_any_case_only(tmp_path: Path) -> None:
     images = ["a.JPG", "b.jpeg", "c.PnG", "d.ppm", "e.bmp", "f.pgm", "g.tif", "h.TIFF", "i.webp"]
-    make(tmp_path, *images, "j.gif", "k.txt", "l.jpg.part", "jpg", "mjpg")
-    assert relative(ImageFiles(tmp_path)) == images
+    write_files(tmp_path, *images, "j.gif", "k.txt", "l.jpg.part", "jpg", "mjpg")
+    assert relative_paths(ImageFiles(tmp_path)) == images
 
 
 @pytest.mark.parametrize("extensions", [".gif", (".GIF",), [".gif", ".avif"], {".gif"}])
-def test_other_extensions(tmp_path: Path, extensions: object) -> None:
-    make(tmp_path, "a.gif", "b.Gif", "c.jpg")
-    assert relative(ImageFiles(tmp_path, extensions=extensions)) == ["a.gif", "b.Gif"]
+def test_image_files_reads_the_selected_extensions_only(tmp_path: Path, extensions: object) -> None:
+    write_files(tmp_path, "a.gif", "b.Gif", "c.jpg")
+    assert relative_paths(ImageFiles(tmp_path, extensions=extensions)) == ["a.gif", "b.Gif"]
 
 
 @pytest.mark.parametrize(
     "name",
     ["with space.jpg", "new\nline.jpg", "ümlaut-☃-\U0001f600.jpg", b"\xff\xfe not utf-8.jpg", "'\"\\.jpg", ".jpg"],
 )
-def test_any_name_works(tmp_path: Path, name: str | bytes) -> None:
-    text = os.fsdecode(name)
-    dataset = ImageFolder(make(tmp_path, f"class/{text}", "class/z\nz/1.jpg"))
-    image, _ = dataset[0]
-    assert relative(dataset) == [f"class/{text}", "class/z\nz/1.jpg"]
-    assert image.data == os.fsencode(f"class/{text}")
-    assert image.source == f"{tmp_path}/class/{text}"
+def test_image_folder_reads_files_and_classes_with_unusual_names(tmp_path: Path, name: str | bytes) -> None:
+    text = os.fsdecode(b"\xe9t\xe9/") + os.fsdecode(name)
+    dataset = ImageFolder(write_files(tmp_path, text, "z\nz/1.jpg"))
+    image, _ = dataset[1]
+    assert dataset.classes == ["z\nz", os.fsdecode(b"\xe9t\xe9")]
+    assert relative_paths(dataset) == ["z\nz/1.jpg", text]
+    assert image.data == os.fsencode(text)
+    assert image.source == f"{tmp_path}/{text}"
     assert pickle.loads(pickle.dumps(dataset)) == dataset
 
 
-def test_a_class_whose_name_is_not_utf8(tmp_path: Path) -> None:
-    dataset = ImageFolder(make(tmp_path, b"\xe9t\xe9/1.jpg"))
-    assert dataset.classes == [os.fsdecode(b"\xe9t\xe9")]
-    assert dataset[0][0].data == b"\xe9t\xe9/1.jpg"
-
-
-def test_what_is_no_regular_file_is_left_out(tmp_path: Path) -> None:
-    make(tmp_path, "a.jpg", "folder.jpg/b.jpg")
+def test_image_files_ignores_folders_and_fifos_named_like_images(tmp_path: Path) -> None:
+    write_files(tmp_path, "a.jpg", "folder.jpg/b.jpg")
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "link to pipe.jpg").symlink_to("pipe.jpg")
-    assert relative(ImageFiles(tmp_path)) == ["a.jpg", "folder.jpg/b.jpg"]
+    assert relative_paths(ImageFiles(tmp_path)) == ["a.jpg", "folder.jpg/b.jpg"]
 
 
-def test_an_empty_file_is_read_as_empty(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").touch()
-    assert ImageFiles(tmp_path)[0].data == b""
-
-
-def test_the_root_may_be_relative_and_the_working_directory_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path, "data/c/1.jpg")
+def test_image_folder_with_a_relative_root_is_read_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, "data/c/1.jpg")
     monkeypatch.chdir(tmp_path)
     dataset = ImageFolder("data")
     monkeypatch.chdir("/")
@@ -294,21 +196,18 @@ def test_the_root_may_be_relative_and_the_working_directory_change(
     assert dataset[0][0].data == b"data/c/1.jpg"
 
 
-def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(tmp_path, "c/1.jpg")
+def test_image_folder_expands_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, "c/1.jpg")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert ImageFolder("~").root == str(tmp_path)
 
 
-# The order
-
-
-def test_the_order_is_torchvisions_also_where_folders_and_files_sort_differently(tmp_path: Path) -> None:
-    make(
+def test_image_folder_order_equals_torchvisions_where_files_and_folders_share_prefixes(tmp_path: Path) -> None:
+    write_files(
         tmp_path, *(f"c/{name}.jpg" for name in ("a/1", "a-b/1", "a", "b", "a/z/2", "a0/1", "B")), "a/10.jpg", "a/9.jpg"
     )
     dataset = ImageFolder(tmp_path)
-    assert relative(dataset) == [
+    assert relative_paths(dataset) == [
         *("a/10.jpg", "a/9.jpg"),
         *("c/B.jpg", "c/a.jpg", "c/b.jpg", "c/a/1.jpg", "c/a-b/1.jpg", "c/a/z/2.jpg", "c/a0/1.jpg"),
     ]
@@ -325,9 +224,7 @@ TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=1
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tree=TREES)
-def test_the_order_is_torchvisions_for_any_tree(
-    tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]
-) -> None:
+def test_order_is_torchvisions_for_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]) -> None:
     root = tmp_path_factory.mktemp("tree")
     for parts in tree:
         folder = root.joinpath("class " + parts[0], *parts[1:-1])
@@ -338,14 +235,14 @@ def test_the_order_is_torchvisions_for_any_tree(
     assert list(zip(dataset.paths, dataset.labels.tolist(), strict=True)) == expected
 
 
-def test_the_order_does_not_depend_on_the_order_of_scanning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(tmp_path, *(f"{c}/{d}/{f}.jpg" for c in "zyx" for d in "321" for f in ("b", "a", "é")))
-    before = relative(ImageFolder(tmp_path))
-    real = os.scandir
+def test_image_folder_order_does_not_depend_on_scandir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, *(f"{c}/{d}/{f}.jpg" for c in "zyx" for d in "321" for f in ("b", "a", "é")))
+    before = relative_paths(ImageFolder(tmp_path))
+    scandir = os.scandir
 
     class Backwards:
         def __init__(self, path: bytes) -> None:
-            with real(path) as entries:
+            with scandir(path) as entries:
                 self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
 
         def __enter__(self) -> list[os.DirEntry]:
@@ -355,12 +252,12 @@ def test_the_order_does_not_depend_on_the_order_of_scanning(tmp_path: Path, monk
             pass
 
     monkeypatch.setattr(os, "scandir", Backwards)
-    assert relative(ImageFolder(tmp_path)) == before
+    assert relative_paths(ImageFolder(tmp_path)) == before
 
 
 @pytest.mark.processes
-def test_the_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
-    make(tmp_path, "c/é.jpg", "c/e.jpg", "c/f.jpg", "c/E.jpg", b"c/\xff.jpg")
+def test_image_folder_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
+    write_files(tmp_path, "c/é.jpg", "c/e.jpg", "c/f.jpg", "c/E.jpg", b"c/\xff.jpg")
     code = "import sys; import gpuload as gl; print(bytes(gl.ImageFolder(sys.argv[1]).paths.data).hex())"
     outputs = {
         subprocess.run(
@@ -374,42 +271,37 @@ def test_the_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     assert len(outputs) == 1
 
 
-# Indices
-
-
-def test_negative_indices_and_numpy_integers_as_in_a_list(tmp_path: Path) -> None:
-    dataset = ImageFiles(make(tmp_path, "1.jpg", "2.jpg", "3.jpg"))
+def test_image_files_takes_negative_indices_and_numpy_integers(tmp_path: Path) -> None:
+    dataset = ImageFiles(write_files(tmp_path, "1.jpg", "2.jpg", "3.jpg"))
     for index in (-3, -1, 0, 2, np.int64(1), np.uint8(2)):
         assert dataset[index].data == [b"1.jpg", b"2.jpg", b"3.jpg"][index]
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
 @pytest.mark.parametrize("index", [3, -4, 10**30])
-def test_an_index_out_of_range(tmp_path: Path, kind: Callable, index: int) -> None:
-    dataset = kind(make(tmp_path, "a/1.jpg", "a/2.jpg", "b/3.jpg"))
+def test_folder_refuses_an_index_out_of_range(tmp_path: Path, kind: Callable, index: int) -> None:
+    dataset = kind(write_files(tmp_path, "a/1.jpg", "a/2.jpg", "b/3.jpg"))
     text = f"index {index} is out of range: {kind.__name__}({str(tmp_path)!r}) has 3 images"
     with pytest.raises(IndexError, match=exactly(text)):
         dataset[index]
 
 
-def test_an_index_that_is_no_integer(tmp_path: Path) -> None:
-    dataset = ImageFiles(make(tmp_path, "1.jpg"))
-    with pytest.raises(TypeError, match=exactly("an index must be an integer, got 0.0 (float)")):
-        dataset[0.0]
-    with pytest.raises(TypeError, match=exactly("an index must be an integer, got slice(0, 1, None) (slice)")):
-        dataset[0:1]
+@pytest.mark.parametrize(("index", "got"), [(0.0, "0.0 (float)"), (slice(0, 1), "slice(0, 1, None) (slice)")])
+def test_image_files_refuses_an_index_that_is_not_an_integer(tmp_path: Path, index: Any, got: str) -> None:
+    with pytest.raises(TypeError, match=exactly(f"an index must be an integer, got {got}")):
+        ImageFiles(write_files(tmp_path, "1.jpg"))[index]
 
 
-def test_a_file_that_vanished_is_an_error_of_the_read(tmp_path: Path) -> None:
-    dataset = ImageFolder(make(tmp_path, "a/1.jpg", "a/2.jpg"))
+def test_image_folder_raises_file_not_found_for_a_deleted_file(tmp_path: Path) -> None:
+    dataset = ImageFolder(write_files(tmp_path, "a/1.jpg", "a/2.jpg"))
     (tmp_path / "a/1.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{tmp_path}/a/1.jpg'")):
         dataset[0]
     assert dataset[1][0].data == b"a/2.jpg"
 
 
-def test_reading_leaves_no_file_open(tmp_path: Path) -> None:
-    dataset = ImageFiles(make(tmp_path, "1.jpg", "2.jpg"))
+def test_image_files_closes_each_file_after_reading(tmp_path: Path) -> None:
+    dataset = ImageFiles(write_files(tmp_path, "1.jpg", "2.jpg"))
     (tmp_path / "2.jpg").unlink()
     (tmp_path / "2.jpg").mkdir()
     for _ in range(5):
@@ -419,72 +311,67 @@ def test_reading_leaves_no_file_open(tmp_path: Path) -> None:
     assert open_below(tmp_path) == 0
 
 
-def test_a_file_is_read_whole_also_in_small_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_files_reads_a_file_completely_in_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jpg").write_bytes(bytes(range(256)))
     dataset = ImageFiles(tmp_path)
-    real = os.read
-    monkeypatch.setattr(os, "read", lambda descriptor, count: real(descriptor, min(count, 100)))
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, count: read(descriptor, min(count, 100)))
     assert dataset[0].data == bytes(range(256))
-
-
-# What is refused
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert dataset[0].data == b""
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
 class TestRoots:
-    def test_missing(self, tmp_path: Path, kind: Callable) -> None:
+    def test_missing_root_and_file_as_root_are_refused(self, tmp_path: Path, kind: Callable) -> None:
         text = f"'{tmp_path}/no' does not exist; expected a folder of images (got '{tmp_path}/no')"
         with pytest.raises(FileNotFoundError, match=exactly(text)):
             kind(f"{tmp_path}/no")
-
-    def test_a_file(self, tmp_path: Path, kind: Callable) -> None:
-        make(tmp_path, "a.jpg")
-        with pytest.raises(
-            NotADirectoryError, match=exactly(f"'{tmp_path}/a.jpg' is a file; expected a folder of images")
-        ):
+        text = f"'{write_files(tmp_path, 'a.jpg')}/a.jpg' is a file; expected a folder of images"
+        with pytest.raises(NotADirectoryError, match=exactly(text)):
             kind(tmp_path / "a.jpg")
 
-    def test_extensions_without_a_dot(self, tmp_path: Path, kind: Callable) -> None:
-        text = "extensions must be endings with their dot, such as '.jpg', got 'jpg'"
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"extensions": (".png", "jpg")}, "extensions must be endings with their dot, such as '.jpg', got 'jpg'"),
+            ({"extensions": ()}, "extensions must name at least one ending, such as '.jpg'"),
+            ({"mode": "BGR"}, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
+        ],
+    )
+    def test_wrong_extensions_and_modes_are_refused(
+        self, tmp_path: Path, kind: Callable, options: dict[str, Any], text: str
+    ) -> None:
         with pytest.raises(ValueError, match=exactly(text)):
-            kind(tmp_path, extensions=(".png", "jpg"))
+            kind(tmp_path, **options)
 
-    def test_no_extensions(self, tmp_path: Path, kind: Callable) -> None:
-        with pytest.raises(ValueError, match=exactly("extensions must name at least one ending, such as '.jpg'")):
-            kind(tmp_path, extensions=())
-
-    def test_an_unknown_mode(self, tmp_path: Path, kind: Callable) -> None:
-        text = "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"
-        with pytest.raises(ValueError, match=exactly(text)):
-            kind(tmp_path, mode="BGR")
-
-    def test_a_folder_that_may_not_be_read(
+    def test_unreadable_subfolder_raises_permission_error(
         self, tmp_path: Path, kind: Callable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        make(tmp_path, "a/1.jpg", "a/b/1.jpg")
-        real = os.scandir
+        write_files(tmp_path, "a/1.jpg", "a/b/1.jpg")
+        original = os.scandir
 
         def scandir(path: bytes) -> object:
             if path.endswith(b"/a/b"):  # the tests may run as the superuser, who may read everything
                 raise PermissionError(13, "Permission denied", path)
-            return real(path)
+            return original(path)
 
         monkeypatch.setattr(os, "scandir", scandir)
         with pytest.raises(PermissionError, match="a/b"):
             kind(tmp_path)
 
 
-def test_a_root_without_classes(tmp_path: Path) -> None:
+def test_image_folder_refuses_a_root_without_subfolders(tmp_path: Path) -> None:
     text = f"'{tmp_path}' has no subfolders; ImageFolder expects one per class, as in root/class/image.jpg."
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFolder(tmp_path)
     text += " There are images directly in it: gpuload.ImageFiles reads those, without labels."
     with pytest.raises(FileNotFoundError, match=exactly(text)):
-        ImageFolder(make(tmp_path, "a.jpg"))
+        ImageFolder(write_files(tmp_path, "a.jpg"))
 
 
-def test_a_class_without_images(tmp_path: Path) -> None:
-    make(tmp_path, "cat/1.jpg", "dog/notes.txt")
+def test_image_folder_refuses_a_class_without_images(tmp_path: Path) -> None:
+    write_files(tmp_path, "cat/1.jpg", "dog/notes.txt")
     text = (
         f"a class has no images in '{tmp_path}': 'dog'; searched at any depth for names that end in {ENDINGS}. "
         "Pass other endings with extensions=. If this split lacks a class, do not remove its folder, which would "
@@ -495,57 +382,51 @@ def test_a_class_without_images(tmp_path: Path) -> None:
         ImageFolder(tmp_path)
 
 
-def test_many_classes_without_images(tmp_path: Path) -> None:
-    make(tmp_path, "cat/1.jpg", *(f"{name}/1.gif" for name in "abdef"))
+def test_image_folder_names_three_of_many_classes_without_images(tmp_path: Path) -> None:
+    write_files(tmp_path, "cat/1.jpg", *(f"{name}/1.gif" for name in "abdef"))
     text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'd' and 2 more; searched at any depth"
-    with pytest.raises(FileNotFoundError, match=f"^{re.escape(text)}"):
+    with pytest.raises(FileNotFoundError, match=starting(text)):
         ImageFolder(tmp_path)
 
 
-# Splits
-
-
 @pytest.mark.parametrize("source", ["dataset", "list", "cached"])
-def test_a_split_that_lacks_classes_keeps_the_labels(tmp_path: Path, source: str) -> None:
-    train = ImageFolder(make(tmp_path / "train", "ant/1.jpg", "bee/1.jpg", "cat/1.jpg", "dog/1.jpg"))
-    make(tmp_path / "val", "bee/2.jpg", "dog/3.jpg", "dog/4.jpg", "cat/notes.txt")
+def test_image_folder_with_classes_keeps_the_labels_of_a_split_that_lacks_some(tmp_path: Path, source: str) -> None:
+    train = ImageFolder(write_files(tmp_path / "train", "ant/1.jpg", "bee/1.jpg", "cat/1.jpg", "dog/1.jpg"))
+    write_files(tmp_path / "val", "bee/2.jpg", "dog/3.jpg", "dog/4.jpg", "cat/notes.txt")
     classes = {"dataset": train, "list": ["ant", "bee", "cat", "dog"], "cached": Cached(train, 1 << 20)}[source]
     val = ImageFolder(tmp_path / "val", classes=classes)
     assert (val.classes, val.class_to_idx) == (train.classes, train.class_to_idx)
-    assert relative(val) == ["bee/2.jpg", "dog/3.jpg", "dog/4.jpg"]
+    assert relative_paths(val) == ["bee/2.jpg", "dog/3.jpg", "dog/4.jpg"]
     assert [label for _, label in val] == val.labels.tolist() == [1, 3, 3]
     assert val.samples[0] == (f"{tmp_path}/val/bee/2.jpg", 1)
     assert repr(val) == f"ImageFolder('{tmp_path}/val': 3 images in 4 classes)"
 
 
-def test_labels_are_the_places_in_the_list_of_classes(tmp_path: Path) -> None:
-    make(tmp_path, "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
+def test_image_folder_labels_are_indices_into_classes(tmp_path: Path) -> None:
+    write_files(tmp_path, "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
     names = np.array(["cat", "ant", *(f"other {n}" for n in range(300)), "bee"])
     dataset = ImageFolder(tmp_path, classes=names)
-    assert relative(dataset) == ["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"]
+    assert relative_paths(dataset) == ["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"]
     assert (dataset.labels.tolist(), dataset.labels.dtype) == ([1, 302, 0], np.uint16)
     assert type(dataset.classes[0]) is str
 
 
-def test_a_folder_that_is_not_among_the_classes_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, "ant/1.jpg", "bee/2.jpg", "eel/1.jpg")
+def test_image_folder_refuses_a_folder_that_is_not_in_classes(tmp_path: Path) -> None:
+    write_files(tmp_path, "ant/1.jpg", "bee/2.jpg", "eel/1.jpg")
     text = (
         f"the folder '{tmp_path}' has the class 'eel', which is not among the 5 names in classes= ('ant', 'bee', "
         "'cat' and 2 more); append it to that list, so that the other labels stay the same, or remove it"
     )
     with pytest.raises(ValueError, match=exactly(text)):
         ImageFolder(tmp_path, classes=["ant", "bee", "cat", "dog", "emu"])
-    make(tmp_path / "bare", "ant/notes.txt")
+    write_files(tmp_path / "bare", "ant/notes.txt")
     with pytest.raises(FileNotFoundError, match=r"^.*/bare' has no images in it: searched at any depth"):
         ImageFolder(tmp_path / "bare", classes=["ant", "bee"])
 
 
-def test_a_scan_that_was_kept_serves_any_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 10)
-    root = make(tmp_path / "root", "ant/1.jpg", "bee/notes.txt", "cat/1.jpg")
-    for folder in (root, *root.iterdir()):
-        os.utime(folder, (1_000_000_000, 1_000_000_000))
+@pytest.mark.usefixtures("index_cache")
+def test_image_folder_cached_scan_serves_any_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = set_folder_times(write_files(tmp_path / "root", "ant/1.jpg", "bee/notes.txt", "cat/1.jpg"))
     assert ImageFolder(root, classes=["cat", "bee", "ant"]).labels.tolist() == [2, 0]
     monkeypatch.setattr(Scanner, "find_images", None)
     assert ImageFolder(root, classes=["ant", "bee", "cat"]).labels.tolist() == [0, 2]
@@ -553,32 +434,16 @@ def test_a_scan_that_was_kept_serves_any_classes(tmp_path: Path, monkeypatch: py
         ImageFolder(root)
 
 
-def test_joined_datasets_whose_labels_mean_other_classes_are_warned_of(tmp_path: Path) -> None:
-    one = ImageFolder(make(tmp_path / "one", "ant/1.jpg", "bee/2.jpg", "cat/3.jpg"))
-    two = ImageFolder(make(tmp_path / "two", "ant/3.jpg", "cat/4.jpg"))
-    text = (
-        f"{one!r} and {two!r} are joined, but number their classes differently: label 1 is 'bee' in the first and "
-        "'cat' in the second. Pass the same classes=, a list of all names, to both; in COCO files, "
-        "use the same category ids"
-    )
-    with pytest.warns(UserWarning, match=exactly(text)) as caught:
-        _ = one + two
-    assert caught[0].filename == __file__
-    both = one + ImageFolder(tmp_path / "two", classes=one)
-    assert [label for _, label in both] == [0, 1, 2, 0, 2]
-    assert len(one + ImageFolder(make(tmp_path / "three", "ant/3.jpg", "bee/4.jpg"))) == 5, "the labels agree"
-
-
-def test_files_without_any(tmp_path: Path) -> None:
+def test_image_files_without_images_are_refused(tmp_path: Path) -> None:
     text = f"'{tmp_path}' has no images in it: searched at any depth for names that end in .png"
     with pytest.raises(FileNotFoundError, match=exactly(text)):
-        ImageFiles(make(tmp_path, "a.jpg"), extensions=".png")
+        ImageFiles(write_files(tmp_path, "a.jpg"), extensions=".png")
 
 
 class TestLinks:
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
-        make(tmp_path, "outside/1.jpg", "root/a/1.jpg", "root/a/sub/2.jpg", "root-2/3.jpg")
+        write_files(tmp_path, "outside/1.jpg", "root/a/1.jpg", "root/a/sub/2.jpg", "root-2/3.jpg")
         return tmp_path / "root"
 
     @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
@@ -593,7 +458,7 @@ class TestLinks:
             ("b", ".."),
         ],
     )
-    def test_that_leave_the_root_are_refused(self, root: Path, kind: Callable, where: str, target: str) -> None:
+    def test_links_out_of_the_root_are_refused(self, root: Path, kind: Callable, where: str, target: str) -> None:
         (root / where).symlink_to(target)
         text = (
             f"'{root}/{where}' is a link that points outside '{root}', to "
@@ -602,30 +467,27 @@ class TestLinks:
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root)
 
-    def test_that_leave_the_root_are_followed_on_demand(self, root: Path) -> None:
+    def test_links_out_of_the_root_are_followed_with_follow_links(self, root: Path) -> None:
         (root / "a/link.jpg").symlink_to(root.parent / "outside/1.jpg")
         (root / "b").symlink_to("../outside")
         dataset = ImageFolder(root, follow_links=True)
-        assert relative(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/1.jpg"]
+        assert relative_paths(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/1.jpg"]
         assert [dataset[i][0].data for i in (1, 3)] == [b"outside/1.jpg"] * 2
 
-    def test_that_stay_inside_are_followed(self, root: Path) -> None:
+    def test_links_inside_the_root_are_followed(self, root: Path) -> None:
         (root / "a/link.jpg").symlink_to("1.jpg")
         (root / "b").symlink_to(root / "a" / "sub")
+        (root / "a/notes.txt").symlink_to("../../outside/1.jpg")  # is not an image
         dataset = ImageFolder(root)
-        assert relative(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/2.jpg"]
+        assert relative_paths(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/2.jpg"]
         assert dataset.classes == ["a", "b"]
 
-    def test_that_are_no_images_do_not_matter(self, root: Path) -> None:
-        (root / "a/notes.txt").symlink_to("../../outside/1.jpg")
-        assert relative(ImageFolder(root)) == ["a/1.jpg", "a/sub/2.jpg"]
-
-    def test_a_root_that_is_itself_a_link(self, root: Path) -> None:
+    def test_links_inside_a_root_that_is_a_link_are_followed(self, root: Path) -> None:
         (root.parent / "alias").symlink_to("root")
         (root / "a/link.jpg").symlink_to(root / "a/1.jpg")
-        assert relative(ImageFolder(root.parent / "alias")) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg"]
+        assert relative_paths(ImageFolder(root.parent / "alias")) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg"]
 
-    def test_to_a_missing_file_inside_are_an_error_when_read(self, root: Path) -> None:
+    def test_links_to_a_missing_file_fail_when_read(self, root: Path) -> None:
         (root / "a/0.jpg").symlink_to("gone.jpg")
         dataset = ImageFolder(root)
         with pytest.raises(FileNotFoundError, match=re.escape("a/0.jpg")):
@@ -645,7 +507,7 @@ class TestLinks:
             ("me", "."),
         ],
     )
-    def test_that_lead_in_a_circle_are_refused(
+    def test_circular_links_are_refused(
         self, root: Path, kind: Callable, follow_links: bool, where: str, target: str
     ) -> None:
         (root / where).symlink_to(target)
@@ -653,7 +515,7 @@ class TestLinks:
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root, follow_links=follow_links)
 
-    def test_that_lead_in_a_circle_by_two_links_or_from_outside_are_refused(self, root: Path) -> None:
+    def test_circular_links_through_two_folders_or_from_outside_are_refused(self, root: Path) -> None:
         (root / "a/to-b").symlink_to("../b")
         (root / "b").mkdir()
         (root / "b/to-a").symlink_to("../a")
@@ -661,31 +523,22 @@ class TestLinks:
             ImageFolder(root)
         (root / "b/to-a").unlink()
         (root / "b/1.jpg").touch()
-        assert relative(ImageFolder(root)) == ["a/1.jpg", "a/sub/2.jpg", "a/to-b/1.jpg", "b/1.jpg"]
+        assert relative_paths(ImageFolder(root)) == ["a/1.jpg", "a/sub/2.jpg", "a/to-b/1.jpg", "b/1.jpg"]
         (root / "a/out").symlink_to(root.parent)
         with pytest.raises(ValueError, match="is a circular link"):
             ImageFolder(root, follow_links=True)
 
 
-# What it costs, and how it travels
-
-
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
     """20 classes of 100 files with names as long as ImageNet's."""
     root = tmp_path_factory.mktemp("many")
-    make(root, *(f"n{1440764 + c:08d}/n{1440764 + c:08d}_{7 * i}.JPEG" for c in range(20) for i in range(100)))
+    write_files(root, *(f"n{1440764 + c:08d}/n{1440764 + c:08d}_{7 * i}.JPEG" for c in range(20) for i in range(100)))
     return ImageFolder(root)
 
 
-def test_a_sample_costs_less_than_40_bytes(many: ImageFolder) -> None:
-    assert len(many) == 2000
-    assert many.labels.dtype == np.uint8
-    assert (many.paths.nbytes + many.labels.nbytes) / len(many) < 40
-
-
-def test_labels_take_the_smallest_integers_that_hold_them(tmp_path: Path) -> None:
-    make(tmp_path, *(f"{name:03d}/1.jpg" for name in range(257)))
+def test_image_folder_labels_have_the_smallest_unsigned_dtype(tmp_path: Path) -> None:
+    write_files(tmp_path, *(f"{name:03d}/1.jpg" for name in range(257)))
     dataset = ImageFolder(tmp_path)
     assert dataset.labels.dtype == np.uint16
     assert dataset.labels.tolist() == list(range(257))
@@ -695,101 +548,101 @@ def test_labels_take_the_smallest_integers_that_hold_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
-def test_travels_out_of_band_and_is_equal_after_the_trip(many: ImageFolder, dumps: Callable) -> None:
+def test_image_folder_takes_under_40_bytes_and_pickles_out_of_band(large_folder: ImageFolder, dumps: Callable) -> None:
+    assert (len(large_folder), large_folder.labels.dtype) == (2000, np.uint8)
+    assert (large_folder.paths.nbytes + large_folder.labels.nbytes) / 2000 < 40
     buffers: list[pickle.PickleBuffer] = []
-    small = dumps(many, protocol=5, buffer_callback=buffers.append)
-    assert len(small) < 1500  # the names of the classes, once
-    assert sum(buffer.raw().nbytes for buffer in buffers) == many.paths.nbytes + many.labels.nbytes
-    back = pickle.loads(small, buffers=[bytearray(buffer.raw()) for buffer in buffers])
-    assert back == many
-    assert back.class_to_idx == many.class_to_idx
-    assert back[1999] == many[1999]
+    stream = dumps(large_folder, protocol=5, buffer_callback=buffers.append)
+    assert len(stream) < 1500  # the names of the classes, once
+    assert sum(buffer.raw().nbytes for buffer in buffers) == large_folder.paths.nbytes + large_folder.labels.nbytes
+    unpickled = pickle.loads(stream, buffers=[bytearray(buffer.raw()) for buffer in buffers])
+    assert unpickled == large_folder
+    assert unpickled.class_to_idx == large_folder.class_to_idx
+    assert unpickled[1999] == large_folder[1999]
 
 
-def test_equality(tmp_path: Path) -> None:
-    make(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg")
-    assert ImageFolder(tmp_path) == ImageFolder(tmp_path)
+def test_folders_are_equal_if_kind_files_and_mode_are(tmp_path: Path) -> None:
+    class Birds(ImageFolder):
+        pass
+
+    write_files(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg")
+    assert ImageFolder(tmp_path) == Birds(tmp_path) == ImageFolder(tmp_path)
     assert ImageFiles(tmp_path) == ImageFiles(tmp_path)
     assert ImageFiles(tmp_path) != ImageFolder(tmp_path)
     assert ImageFolder(tmp_path) != ImageFolder(tmp_path, mode="L")
     before = ImageFiles(tmp_path)
-    make(tmp_path, "a/3.jpg")
+    write_files(tmp_path, "a/3.jpg")
     assert before != ImageFiles(tmp_path)
 
 
-def test_the_reprs_say_how_many(tmp_path: Path) -> None:
-    make(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg")
-    assert repr(ImageFolder(tmp_path)) == f"ImageFolder('{tmp_path}': 3 images in 2 classes)"
-    assert repr(ImageFiles(tmp_path)) == f"ImageFiles('{tmp_path}': 3 images)"
-
-
 @pytest.mark.processes
-def test_importing_and_reading_needs_no_torch(many: ImageFolder) -> None:
+def test_image_folder_is_read_without_torch_pillow_and_torchvision(large_folder: ImageFolder) -> None:
     code = (
         "import sys; from gpuload.datasets.folder import ImageFolder; import gpuload.order.permutation\n"
         "ImageFolder(sys.argv[1])[0]\n"
         "print([name for name in ('torch', 'PIL', 'torchvision') if name in sys.modules])"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run(
-        [sys.executable, "-c", code, many.root], env=environment, check=True, capture_output=True, text=True
+    process = subprocess.run(
+        [sys.executable, "-c", code, large_folder.root], env=environment, check=True, capture_output=True, text=True
     )
-    assert found.stdout == "[]\n"
-
-
-# Kept for the next time
+    assert process.stdout == "[]\n"
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of images, changed an hour ago; also short scans are kept."""
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
-    return settled(make(tmp_path / "root", "ant/1.jpg", "ant/deep/2.jpg", b"\xe9t\xe9/1.jpg"))
+def cached_folder(tmp_path: Path, index_cache: Path) -> Path:
+    """A folder of images whose scan is cached, since it did not change recently."""
+    return set_folder_times(write_files(tmp_path / "root", "ant/1.jpg", "ant/deep/2.jpg", b"\xe9t\xe9/1.jpg"))
 
 
-def settled(root: Path, when: float = 1e9) -> Path:
+def set_folder_times(root: Path, when: float = 1e9) -> Path:
     for folder, _, _ in os.walk(root):
         os.utime(folder, (when, when))
     return root
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
-def test_a_scan_is_kept_until_a_folder_changes(kind, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = kind(kept)
+def test_folder_scan_is_cached_until_a_change(kind, cached_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = kind(cached_folder)
     with monkeypatch.context() as patch:
         patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("scanned again"))
-        assert kind(kept) == first
-        assert kind(kept)[-1] == first[-1]
-    (kept / "ant" / "deep" / "3.jpg").touch()
-    assert len(kind(kept)) == len(first) + 1
-    (kept / "ant" / "deep" / "2.jpg").rename(kept / "ant" / "deep" / "4.jpg")
-    settled(kept / "ant" / "deep", 1e9 + 1)
-    assert [os.path.basename(path) for path in kind(kept).paths].count("4.jpg") == 1
+        assert kind(cached_folder) == first
+        assert kind(cached_folder)[-1] == first[-1]
+    (cached_folder / "ant" / "deep" / "3.jpg").touch()
+    assert len(kind(cached_folder)) == len(first) + 1
+    (cached_folder / "ant" / "deep" / "2.jpg").rename(cached_folder / "ant" / "deep" / "4.jpg")
+    set_folder_times(cached_folder / "ant" / "deep", 1e9 + 1)
+    assert [os.path.basename(path) for path in kind(cached_folder).paths].count("4.jpg") == 1
 
 
-def test_other_arguments_scan_again(kept: Path) -> None:
-    (kept / "ant" / "3.png").touch()
-    settled(kept)
-    assert [len(ImageFolder(kept, extensions=ending)) for ending in (".jpg", (".jpg", ".png"), ".jpg")] == [3, 4, 3]
-    assert len(ImageFiles(kept)) == 4
+def test_folder_scan_is_repeated_for_other_arguments(cached_folder: Path) -> None:
+    (cached_folder / "ant" / "3.png").touch()
+    set_folder_times(cached_folder)
+    assert [len(ImageFolder(cached_folder, extensions=ending)) for ending in (".jpg", (".jpg", ".png"), ".jpg")] == [
+        3,
+        4,
+        3,
+    ]
+    assert len(ImageFiles(cached_folder)) == 4
 
 
-def test_a_scan_of_a_folder_that_was_just_changed_is_not_kept(kept: Path, tmp_path: Path) -> None:
-    (kept / "ant" / "3.jpg").touch()
-    assert len(ImageFolder(kept)) == 4
-    assert not (tmp_path / "cache").exists(), "another file may come within the same tick of the clock"
+def test_folder_scan_of_a_recently_changed_folder_is_not_cached(cached_folder: Path, index_cache: Path) -> None:
+    (cached_folder / "ant" / "3.jpg").touch()
+    assert len(ImageFolder(cached_folder)) == 4
+    assert not index_cache.exists(), "another file may be written within the same tick of the clock"
 
 
-def test_files_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (tmp_path / name).write_bytes(b"...")
-    dataset, told = ImageFiles(tmp_path), []
+    dataset, advised = ImageFiles(tmp_path), []
     (tmp_path / "b.jpg").unlink()
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))
+    )
     dataset.will_need([2, 1, -3])
     expected = [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
-    assert told == expected
+    assert advised == expected
     Joined([["not on a disk"], dataset]).will_need([0, 3, 1])
-    assert told == expected * 2
+    assert advised == expected * 2
     assert open_below(tmp_path) == 0

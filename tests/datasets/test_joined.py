@@ -1,15 +1,19 @@
-"""What can be done with any dataset of gpuload's: ``map()``. (Of ``+`` see test_folder.)"""
+"""`Joined` and `Mapped`: what ``+`` and ``map()`` make of datasets."""
 
 from __future__ import annotations
 
-import io
+import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.generated_images import encode
 from helpers.matrix import matrix
+from helpers.patterns import exactly
 from PIL import Image
 
 import gpuload as gl
@@ -24,70 +28,69 @@ def array(tmp_path: Path) -> gl.ArrayFile:
     return gl.ArrayFile(tmp_path / "images.npy", labels=np.arange(40))
 
 
-def tenfold(sample):
+def multiply_label(sample):
     image, label = sample
     return image, 10 * label
 
 
-def with_draws(sample):
-    """The label, a number of numpy's generator and one of Python's."""
+def add_random_numbers(sample):
+    """Return the image, and its label with random numbers of NumPy and Python."""
     image, label = sample
     return image, (label, np.random.random(), random.random())
 
 
-def folder(root: Path, count: int = 5) -> gl.ImageFolder:
-    for number in range(count):
-        path = root / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(path)
+def make_folder(root: Path, *names: str) -> gl.ImageFolder:
+    for number, name in enumerate(names or ("a/0.png", "b/1.png", "a/2.png", "b/3.png", "a/4.png")):
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(root / name)
     return gl.ImageFolder(root)
 
 
-def test_samples_are_changed_and_all_else_is_the_dataset_s(tmp_path):
-    files = folder(tmp_path)
-    mapped = files.map(tenfold)
+def test_map_changes_samples_and_forwards_other_attributes(tmp_path):
+    files = make_folder(tmp_path)
+    mapped = files.map(multiply_label)
     assert len(mapped) == 5
     assert [sample[1] for sample in mapped] == [10 * sample[1] for sample in files] == [0, 0, 0, 10, 10]
     assert mapped[-1][0] == files[-1][0]
     assert (mapped.classes, mapped.root) == (["a", "b"], files.root)
     assert [sample[1] for sample in mapped.__getitems__([4, 0])] == [10, 0]
-    assert repr(mapped) == f"{files!r}.map(tenfold)"
+    assert repr(mapped) == f"{files!r}.map(multiply_label)"
     with pytest.raises(IndexError, match="index 5 is out of range"):
         mapped[5]
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = mapped.nothing
 
 
-def test_functions_are_called_one_after_the_other(array):
-    mapped = array.map(tenfold).map(lambda sample: sample[1] + 1)
+def test_map_twice_calls_both_functions_in_order(array):
+    mapped = array.map(multiply_label).map(lambda sample: sample[1] + 1)
     assert isinstance(mapped.dataset, gl.ArrayFile)
     assert mapped[3] == 31
 
 
-def test_what_cannot_be_called_is_refused(array):
+def test_map_refuses_a_function_that_is_not_callable(array):
     with pytest.raises(TypeError, match=r"^map\(fn=…\) must be callable, got \{'a': 1\} \(dict\)$"):
         array.map({"a": 1})
 
 
 @pytest.mark.parametrize(
-    "around", [lambda dataset: dataset, lambda dataset: gl.Cached(dataset, 1 << 20), lambda dataset: dataset + dataset]
+    "wrap", [lambda dataset: dataset, lambda dataset: gl.Cached(dataset, 1 << 20), lambda dataset: dataset + dataset]
 )
-def test_every_dataset_of_gpuload_can_be_mapped(around, tmp_path):
-    dataset = around(folder(tmp_path))
-    assert [sample[1] for sample in dataset.map(tenfold)] == [10 * sample[1] for sample in dataset]
+def test_map_works_on_folders_cached_and_joined_datasets(wrap, tmp_path):
+    dataset = wrap(make_folder(tmp_path))
+    assert [sample[1] for sample in dataset.map(multiply_label)] == [10 * sample[1] for sample in dataset]
 
 
-def test_a_mix_maps_each_of_its_data_sets(array, tmp_path):
-    mix = gl.Mix([array, array], [1, 3], length=99).map(tenfold)
+def test_map_of_a_mix_maps_each_of_its_datasets(array, tmp_path):
+    mix = gl.Mix([array, array], [1, 3], length=99).map(multiply_label)
     assert isinstance(mix, gl.Mix)
     assert (mix.parts, mix.length, mix[41][1]) == ((1, 3), 99, 10)
 
 
-def test_what_is_fetched_together_stays_so_and_functions_may_draw(array, tmp_path):
-    files = folder(tmp_path / "files").map(with_draws)
+def test_map_keeps_uses_getitems_and_is_not_deterministic(array, tmp_path):
+    files = make_folder(tmp_path / "files").map(add_random_numbers)
     assert not is_deterministic(files)
     assert not uses_getitems(files), "files are better read one by one"
-    mapped = array.map(with_draws)
+    mapped = array.map(add_random_numbers)
     assert uses_getitems(mapped)
     assert uses_getitems(mapped + array)
     assert not uses_getitems(mapped + [1]), "samples of a user's own dataset are seeded one by one"  # noqa: RUF005
@@ -96,7 +99,7 @@ def test_what_is_fetched_together_stays_so_and_functions_may_draw(array, tmp_pat
     assert uses_getitems(torch.utils.data.Subset(array, [1, 2]))
 
 
-def batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:
+def label_batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:
     options = {"shuffle": True, "num_workers": num_workers, "chunk_size": chunk_size, "device": "cpu"}
     with gl.Loader(dataset, 8, **options) as loader:
         return [[column.tolist() for column in labels] for _, labels in loader]
@@ -104,29 +107,31 @@ def batches(dataset, num_workers, chunk_size) -> list[list[list[float]]]:
 
 @matrix(
     strength=1,
-    around=[
+    wrap=[
         lambda mapped: mapped,
         lambda mapped: mapped + mapped,
         lambda mapped: gl.Mix([mapped, mapped], [1, 3]),
         lambda mapped: gl.Cached(mapped, 1 << 20),
         lambda mapped: torch.utils.data.Subset(mapped, range(3, 30)),
-        lambda mapped: Joined([mapped, Mapped(mapped.dataset, with_draws)]),
+        lambda mapped: Joined([mapped, Mapped(mapped.dataset, add_random_numbers)]),
     ],
 )
-def test_what_a_function_draws_depends_on_the_position_alone(around, array):
-    def small(sample):  # a Cached keeps encoded images
-        image, values = with_draws(sample)
-        file = io.BytesIO()
-        Image.fromarray(np.asarray(image.hwc)).save(file, "PNG")
-        return gl.Encoded(file.getvalue()), values
+def test_random_numbers_of_a_mapped_function_depend_on_the_position_alone(wrap, array):
+    def encode_sample(sample):  # Cached stores encoded images
+        image, values = add_random_numbers(sample)
+        return gl.Encoded(encode(np.asarray(image.hwc), "PNG")), values
 
-    found = batches(around(array.map(small)), 0, 3)
-    assert found == batches(around(array.map(small)), 0, 8) == batches(around(array.map(small)), 2, 5)
-    drawn = [value for _, one, other in found for value in (*one, *other)]
-    assert len(set(drawn)) == len(drawn)
+    expected = label_batches(wrap(array.map(encode_sample)), 0, 3)
+    assert (
+        expected
+        == label_batches(wrap(array.map(encode_sample)), 0, 8)
+        == label_batches(wrap(array.map(encode_sample)), 2, 5)
+    )
+    random_numbers = [value for _, from_numpy, from_python in expected for value in (*from_numpy, *from_python)]
+    assert len(set(random_numbers)) == len(random_numbers)
 
 
-def test_a_function_that_fails_fails_for_its_sample_alone(array):
+def test_map_whose_function_raises_fails_for_its_sample_alone(array):
     def divide(sample):
         return sample[0], 100 // (sample[1] - 11)
 
@@ -138,9 +143,83 @@ def test_a_function_that_fails_fails_for_its_sample_alone(array):
 
 
 @pytest.mark.parametrize("name", ["transform", "transforms"])
-def test_transforms_cannot_be_set_on_a_dataset_of_gpuload(array, name):
+def test_setting_transforms_on_a_dataset_is_refused(array, name):
     for dataset in (array, array.map(str), array + array, gl.Mix([array], [1.0])):
-        with pytest.raises(
-            ValueError, match=rf"{name} would have no effect on a gpuload dataset; pass transforms=\[…\]"
-        ):
+        with pytest.raises(ValueError, match=rf"{name} would have no effect on a gpuload dataset; pass transforms=\["):
             setattr(dataset, name, [])
+
+
+def test_joined_datasets_follow_each_other_and_need_no_torch(tmp_path: Path) -> None:
+    first = make_folder(tmp_path / "one", "ant/1.jpg", "bee/2.jpg")
+    second = make_folder(tmp_path / "two", "ant/3.jpg", "bee/4.jpg", "bee/5.jpg")
+    both = first + second
+    all_three = both + [("x", 7)]  # noqa: RUF005
+    assert (len(both), len(all_three), all_three.cumulative_sizes) == (5, 6, [2, 5, 6])
+    assert [all_three[i] for i in range(6)] == [*first, *second, ("x", 7)]
+    assert (all_three[-1], all_three[-6]) == (("x", 7), first[0])
+    with pytest.raises(IndexError, match=exactly("index 6 is out of range: the joined datasets have 6 samples")):
+        all_three[6]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = first + 3
+    assert repr(both) == f"{first!r} + {second!r}"
+    assert (is_deterministic(both), is_deterministic(all_three)) == (True, False), "samples of a list may be random"
+    program = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
+    process = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(both), capture_output=True, check=True)
+    assert process.stdout.split() == [b"5"]
+
+
+class RecordingDataset:
+    """A dataset that records the indices of each request."""
+
+    def __init__(self, name: str, count: int, bounds: list[int] | None = None) -> None:
+        self.name, self.count, self.bounds = name, count, bounds
+        self.requests: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> str:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        self.requests.append(indices)
+        return [f"{self.name}{index}" for index in indices]
+
+    def blocks(self) -> list[int] | None:
+        return self.bounds
+
+
+def test_joined_getitems_requests_the_samples_of_each_dataset_at_once(tmp_path: Path) -> None:
+    first, second = RecordingDataset("a", 4), RecordingDataset("b", 5)
+    plain = make_folder(tmp_path, "ant/1.jpg", "bee/2.jpg")
+    both = Joined([first, plain, second])
+    assert both.__getitems__([8, 0, 5, 10, -1, 3]) == ["b2", "a0", plain[1], "b4", "b4", "a3"]
+    assert (first.requests, second.requests) == ([[0, 3]], [[2, 4, 4]])
+    assert uses_getitems(both)
+    assert not uses_getitems(Joined([plain, plain])), "nothing is gained"
+    assert not uses_getitems(Joined([first, [1, 2]])), "samples of a user's own dataset are seeded one by one"
+    with pytest.raises(IndexError, match=exactly("index 11 is out of range: the joined datasets have 11 samples")):
+        both.__getitems__([0, 11])
+
+
+def test_joined_blocks_are_those_of_each_dataset() -> None:
+    plain = RecordingDataset("c", 3)
+    assert Joined([plain, plain]).blocks() is None
+    joined = Joined([RecordingDataset("a", 7, [0, 4, 7]), plain, RecordingDataset("b", 5, [0, 5])])
+    assert np.unique(joined.blocks()).tolist() == [0, 4, 7, 8, 9, 10, 15]
+
+
+def test_joining_folders_with_different_class_numbers_warns(tmp_path: Path) -> None:
+    first = make_folder(tmp_path / "one", "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
+    second = make_folder(tmp_path / "two", "ant/3.jpg", "cat/4.jpg")
+    text = (
+        f"{first!r} and {second!r} are joined, but number their classes differently: label 1 is 'bee' in the first and "
+        "'cat' in the second. Pass the same classes=, a list of all names, to both; in COCO files, "
+        "use the same category ids"
+    )
+    with pytest.warns(UserWarning, match=exactly(text)) as caught:
+        _ = first + second
+    assert caught[0].filename == __file__
+    both = first + gl.ImageFolder(tmp_path / "two", classes=first)
+    assert [label for _, label in both] == [0, 1, 2, 0, 2]
+    assert len(first + make_folder(tmp_path / "three", "ant/3.jpg", "bee/4.jpg")) == 5, "the labels agree"

@@ -1,9 +1,8 @@
-"""What other programs leave in folders of images is no sample and no class, and is counted in one line of the log."""
+"""Litter: files of other programs in folders of images, which are neither samples nor classes, and are logged."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 import gpuload as gl
 from gpuload.cli.app import app
 from gpuload.datasets.litter import is_litter
-from gpuload.datasets.stores import cached as cached_module
 
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
 GOOD = ("cat/1.jpg", "cat/2.jpg", "dog/_3.jpg", "dog/@4/.5.jpg")
@@ -26,7 +24,6 @@ LITTER = (
     ".ipynb_checkpoints/1-checkpoint.jpg", "cat/.ipynb_checkpoints/1-checkpoint.jpg", "cat/@eaDir/1.jpg/THUMB_M.jpg",
     "__MACOSX/cat/._1.jpg", "cat/._2.jpg", "dog/._3.jpg", ".Trash-1000/files/9.jpg", "#recycle/8.jpg",
 )  # fmt: skip
-FOLDERS, FILES = 6, 2  # each with all that is in it
 
 
 @pytest.fixture
@@ -37,104 +34,89 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    caplog.set_level(logging.INFO, "gpuload.datasets")
-
-    def told() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.name == "gpuload.datasets"]
-        caplog.clear()
-        return found
-
-    return told
-
-
-@pytest.mark.parametrize("name", [*LITTER, "a/.Trash/b.jpg", "@eaDir", "._a", "a/$RECYCLE.BIN/b.jpg", ".Trashes"])
-def test_litter(name: str) -> None:
-    assert is_litter(name.encode())
-
-
 @pytest.mark.parametrize(
-    "name", [*GOOD, "a_.b", "MACOSX/a", ".a.jpg", "x@eaDir/a.jpg", ".Trash-/a", ".Trash-can/a", ""]
+    ("names", "expected"),
+    [
+        ([*LITTER, "a/.Trash/b.jpg", "@eaDir", "._a", "a/$RECYCLE.BIN/b.jpg", ".Trashes"], True),
+        ([*GOOD, "a_.b", "MACOSX/a", ".a.jpg", "x@eaDir/a.jpg", ".Trash-/a", ".Trash-can/a", ""], False),
+    ],
 )
-def test_no_litter(name: str) -> None:
-    assert not is_litter(name.encode())
+def test_is_litter_recognizes_files_of_other_programs(names: list[str], expected: bool) -> None:
+    assert {name: is_litter(name.encode()) for name in names} == dict.fromkeys(names, expected)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_folders_of_images(
-    root: Path, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: bool
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_folders_skip_litter_and_log_one_line(
+    root: Path, logged: Callable[[], list[str]], index_cache: Path, is_cached: bool
 ) -> None:
-    if kept:
-        monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
+    if is_cached:  # a scan of folders that did not change recently
         for folder, _, _ in os.walk(root):
             os.utime(folder, (1e9, 1e9))
-    for _ in range(1 + kept):
+    for _ in range(1 + is_cached):
         dataset = gl.ImageFolder(root)
         assert dataset.classes == ["cat", "dog"]
         assert sorted(os.path.relpath(path, root) for path in dataset.paths) == sorted(GOOD)
-        (line,) = lines()
+        (line,) = logged()
         assert line.startswith(f"{str(root)!r}: skipped files of other programs: 6 folders and 2 files ('")
         assert line.endswith(", …)")
         assert sorted(os.path.relpath(path, root) for path in gl.ImageFiles(root).paths) == sorted(GOOD)
-        assert len(lines()) == 1
-    assert len(list((tmp_path / "cache").rglob("*.index"))) == kept
+        assert len(logged()) == 1
+    assert len(list(index_cache.rglob("*.index"))) == is_cached
 
 
-def test_a_clean_folder_is_no_line_and_a_link_in_litter_no_error(root: Path, lines: Callable[[], list[str]]) -> None:
+def test_clean_folder_logs_nothing_and_links_in_litter_are_ignored(root: Path, logged: Callable[[], list[str]]) -> None:
     (root / "cat" / "._9.jpg").symlink_to("/etc/passwd")
     (root / ".Trashes").symlink_to("/")
     assert gl.ImageFolder(root).classes == ["cat", "dog"]
-    assert len(lines()) == 1
+    assert len(logged()) == 1
     assert len(gl.ImageFiles(root / "dog" / "@4")) == 1
-    assert lines() == []
+    assert logged() == []
 
 
-def test_a_folder_that_is_asked_for_by_name_is_read(root: Path) -> None:
+def test_image_files_reads_a_litter_folder_passed_as_root(root: Path) -> None:
     assert len(gl.ImageFiles(root / "cat" / "@eaDir")) == 1
 
 
-def test_a_folder_at_a_url(root: Path, lines: Callable[[], list[str]]) -> None:
+def test_image_folder_at_a_url_skips_litter(root: Path, logged: Callable[[], list[str]]) -> None:
     lacking.require("fsspec")
     dataset = gl.ImageFolder(f"file://{root}")
     assert (dataset.classes, len(dataset)) == (["cat", "dog"], 4)
-    assert [line.partition(" (")[0] for line in lines()] == [
+    assert [line.partition(" (")[0] for line in logged()] == [
         f"'file://{root}': skipped files of other programs: 8 files"
     ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_archives(tmp_path: Path, lines: Callable[[], list[str]], stream: bool) -> None:
+def test_tar_shards_skip_litter_and_log_one_line(tmp_path: Path, logged: Callable[[], list[str]], stream: bool) -> None:
     path = archive(tmp_path / "x.tar", dict.fromkeys((*GOOD, *LITTER, "cat/.DS_Store"), IMAGE))
     dataset = gl.TarShards(path, fields="jpg", stream=stream)
     assert len(list(dataset)) == 3  # a name that begins with a dot has no key
-    told = lines()
-    assert len(told) == 1
-    assert f"{str(path)!r}" in told[0]
-    assert "skipped files of other programs: 8 files" in told[0]
-    again: Any = gl.TarShards(path, fields="jpg", stream=stream)  # by the index that was kept
+    messages = logged()
+    assert len(messages) == 1
+    assert f"{str(path)!r}" in messages[0]
+    assert "skipped files of other programs: 8 files" in messages[0]
+    again: Any = gl.TarShards(path, fields="jpg", stream=stream)  # by the index that was saved
     assert len(list(again)) == 3
-    assert lines() == told
+    assert logged() == messages
 
 
-def test_patterns(tmp_path: Path, lines: Callable[[], list[str]]) -> None:
+def test_shard_patterns_skip_litter(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     for name in ("a/x.tar", "@eaDir/x.tar", "a/__MACOSX/x.tar"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         archive(tmp_path / name, {"1.jpg": IMAGE})
     assert gl.TarShards(tmp_path / "**" / "*.tar").shards == [str(tmp_path / "a" / "x.tar")]
-    assert [line.partition(" (")[0] for line in lines()] == [
+    assert [line.partition(" (")[0] for line in logged()] == [
         f"{str(tmp_path / '**' / '*.tar')!r}: skipped files of other programs: 2 files"
     ]
     assert len(gl.TarShards(tmp_path / "@eaDir" / "*.tar").shards) == 1
 
 
-def test_inspect_counts_it_and_the_kind_of_a_folder_does_not_depend_on_it(root: Path, tmp_path: Path) -> None:
+def test_inspect_counts_litter_and_recognizes_the_folder(root: Path, tmp_path: Path) -> None:
     (root / "._1.jpg").write_bytes(IMAGE)
-    done = CliRunner().invoke(app, ["inspect", str(root), "--html", "", "--workers", "0", "--json", "-"])
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["data"][0]["kind"].startswith("ImageFolder(")
-    assert told["data"][0]["ignored"] == {
+    result = CliRunner().invoke(app, ["inspect", str(root), "--html", "", "--workers", "0", "--json", "-"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["data"][0]["kind"].startswith("ImageFolder(")
+    assert report["data"][0]["ignored"] == {
         "(images of other programs, as in .ipynb_checkpoints)": 9, ".txt": 2
     }  # fmt: skip

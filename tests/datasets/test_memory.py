@@ -1,14 +1,13 @@
-"""Files in memory: what a kernel, a sandbox or a limit does not allow is told in gpuload's words."""
+"""`memory_file`: shared memory, and the errors of kernels, sandboxes and limits that do not allow it."""
 
 from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload.datasets.memory import memory_file
@@ -16,7 +15,7 @@ from gpuload.datasets.memory import memory_file
 MISSING = r"^shared memory cannot be created \(.*\): gpuload needs the system call memfd_create, which requires"
 
 
-def test_it_has_its_size_and_is_not_inherited():
+def test_memory_file_has_its_size_and_is_not_inheritable():
     descriptor = memory_file("a-test", 5000)
     try:
         assert os.fstat(descriptor).st_size == 5000
@@ -26,39 +25,34 @@ def test_it_has_its_size_and_is_not_inherited():
         os.close(descriptor)
 
 
-def refuse(name, flags=0):
+def raise_enosys(name, flags=0):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_kernel_or_sandbox_without_them(workers, monkeypatch):
+@pytest.mark.parametrize("lacks", ["kernel", "python"])
+def test_loader_and_cached_name_memfd_create_if_it_is_missing(workers, lacks, monkeypatch):
     loader = gl.Loader([np.zeros(3)] * 4, num_workers=workers, device="cpu")
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    if lacks == "kernel":
+        monkeypatch.setattr(os, "memfd_create", raise_enosys)
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     with loader, pytest.raises(gl.LimitError, match=MISSING):
         iter(loader)
     with pytest.raises(gl.LimitError, match=MISSING):
         gl.Cached([1], 1 << 20)
 
 
-def test_a_python_without_them(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    with (
-        gl.Loader([np.zeros(3)] * 4, num_workers=0, device="cpu") as loader,
-        pytest.raises(gl.LimitError, match=MISSING),
-    ):
-        iter(loader)
-
-
-def test_other_errors_stay_what_they_are(monkeypatch):
-    def full(name, flags=0):
+def test_memory_file_passes_other_errors_on(monkeypatch):
+    def raise_emfile(name, flags=0):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(os, "memfd_create", full)
+    monkeypatch.setattr(os, "memfd_create", raise_emfile)
     with pytest.raises(OSError, match="Too many open files"):
         memory_file("a-test")
 
 
-LIMITED = """
+PROGRAM = """
 import resource
 import numpy as np
 import gpuload as gl
@@ -77,11 +71,10 @@ for workers in (0, 1):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_limit_of_the_size_of_files():
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100)
-    said = (
+def test_loader_names_the_file_size_limit_and_a_ring_size_that_works():
+    message = (
         "shared memory of 2,147,483,648 bytes (ring) exceeds this process's file size limit of 16,777,216 bytes; "
         "raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program), or pass "
         "Loader(ring_bytes=16777216)"
     )
-    assert done.stdout.splitlines() == [said, "4"] * 2, done.stderr
+    assert run_python(PROGRAM)[0].splitlines() == [message, "4"] * 2

@@ -1,4 +1,4 @@
-"""`Mix`: what it takes and refuses, and what a Loader makes of it with workers, ranks, faults and states."""
+"""`Mix`: its weights, its errors, and its batches with workers, ranks, faults and states."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.matrix import matrix
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -18,7 +19,7 @@ from gpuload.order.mixture import BLOCK
 
 
 class Numbered:
-    """`count` images of 4×4, all of one level, with the number of the sample, counted from `first`."""
+    """`count` images of 4×4 with one level each, whose labels count up from `first`."""
 
     def __init__(self, count: int, first: int = 0, bad: tuple[int, ...] = ()) -> None:
         self.count, self.first, self.bad = count, first, bad
@@ -32,33 +33,25 @@ class Numbered:
         return gl.Image(np.full((4, 4, 3), index % 256, np.uint8)), self.first + index
 
 
-class Streamed:
-    def __iter__(self):
-        return iter(range(3))
-
-
-def mixed(**options) -> gl.Mix:
+def make_mix(**options) -> gl.Mix:
     return gl.Mix([Numbered(300), Numbered(50, 1000)], weights=[0.7, 0.3], **options)
 
 
-def loader(mix: object, batch_size: int = 32, **options) -> gl.Loader:
+def make_loader(mix: object, batch_size: int = 32, **options) -> gl.Loader:
     options = {"shuffle": True, "num_workers": 0, "device": "cpu", **options}
     return gl.Loader(mix, batch_size, transforms=[T.RandomCrop(2)], **options)
 
 
-def labels(batches) -> list[int]:
+def labels_of(batches) -> list[int]:
     return [label for batch in batches for label in batch[1].tolist()]
 
 
-# -- what it is -------------------------------------------------------------------------------------------------------
-
-
-def test_lengths_and_samples_are_those_of_the_data_sets_one_after_the_other():
-    mix = mixed(length=500)
+def test_mix_has_the_samples_of_its_datasets_in_order():
+    mix = make_mix(length=500)
     assert (len(mix), mix.length, mix.sizes, mix.parts) == (350, 500, (300, 50), (7, 3))
     assert [mix[index][1] for index in (0, 299, 300, -1)] == [0, 299, 1000, 1049]
     assert [sample[1] for sample in mix.__getitems__([349, 0])] == [1049, 0]
-    assert mixed().length == 350
+    assert make_mix().length == 350
 
 
 @pytest.mark.parametrize(
@@ -72,12 +65,12 @@ def test_lengths_and_samples_are_those_of_the_data_sets_one_after_the_other():
         (np.array([2.0, 2.0]), (1, 1)),
     ],
 )
-def test_weights_become_integers_in_the_same_proportions(weights, parts):
+def test_mix_weights_become_integers_in_the_same_proportions(weights, parts):
     assert gl.Mix([[1], [2]], weights=weights).parts == parts
 
 
 @pytest.mark.parametrize("weights", [[np.pi, np.e], [1, 1e-12], [1e300, 1e280], [2.0**40, 2.0**40 - 1]])
-def test_weights_without_small_integers_become_nearly_proportional_ones(weights):
+def test_mix_weights_without_small_integers_become_nearly_proportional(weights):
     parts = gl.Mix([[1], [2]], weights=weights).parts
     assert min(parts) >= 1
     assert sum(parts) <= MAX_WEIGHT_SUM + 1
@@ -90,9 +83,9 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         (lambda: gl.Mix("ab", [1]), TypeError, "Mix() takes a list of datasets, got str"),
         (lambda: gl.Mix([], []), ValueError, "Mix() takes at least one dataset, got an empty list"),
         (
-            lambda: gl.Mix([[1], Streamed()], [1, 1]),
+            lambda: gl.Mix([[1], iter([])], [1, 1]),
             TypeError,
-            "Mix() takes map-style datasets, but datasets[1] is of type Streamed, which is iterable and defines "
+            "Mix() takes map-style datasets, but datasets[1] is of type list_iterator, which is iterable and defines "
             "its own order; mix inside its __iter__",
         ),
         (
@@ -125,12 +118,12 @@ def test_weights_without_small_integers_become_nearly_proportional_ones(weights)
         ),
     ],
 )
-def test_what_is_no_mix_is_refused(make, error, text):
-    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+def test_mix_refuses_other_arguments(make, error, text):
+    with pytest.raises(error, match=exactly(text)):
         make()
 
 
-def test_a_first_sample_that_fails_is_left_to_the_loader(tmp_path):
+def test_mix_ignores_a_first_sample_that_cannot_be_read(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"")
     files = gl.ImageFiles(tmp_path)
     (tmp_path / "a.jpg").unlink()
@@ -146,11 +139,11 @@ def test_a_first_sample_that_fails_is_left_to_the_loader(tmp_path):
         ((np.zeros(3), None), (np.zeros(4), 1)),
     ],
 )
-def test_samples_that_may_be_in_one_batch_are_taken(one, other):
+def test_mix_takes_samples_that_batch_together(one, other):
     assert gl.Mix([[one], [other]], [1, 1]).length == 2
 
 
-def test_a_data_set_of_the_users_is_not_read_before_workers_have_it():
+def test_mix_does_not_read_a_dataset_of_the_users():
     class Counted(Numbered):
         reads = 0
 
@@ -162,7 +155,7 @@ def test_a_data_set_of_the_users_is_not_read_before_workers_have_it():
     assert Counted.reads == 0
 
 
-# -- what a Loader refuses --------------------------------------------------------------------------------------------
+# Options that a Loader refuses
 
 TAIL = (
     " cannot be combined with a Mix, whose weights determine how often each dataset is used, and which reads each "
@@ -179,13 +172,13 @@ TAIL = (
         ({"uneven": "exact", "info": True}, "uneven='exact'"),
     ],
 )
-def test_what_decides_over_the_order_is_refused(options, name):
+def test_loader_of_a_mix_refuses_options_that_determine_the_order(options, name):
     with pytest.raises(ValueError, match=f"^{re.escape(name + TAIL)}$"):
-        loader(mixed(), **options)
+        make_loader(make_mix(), **options)
 
 
 @pytest.mark.parametrize(
-    ("around", "name"),
+    ("wrap", "name"),
     [
         (lambda mix: torch.utils.data.Subset(mix, [1, 2]), "Subset"),
         (lambda mix: gl.Cached(mix, 1 << 20), "Cached"),
@@ -193,54 +186,55 @@ def test_what_decides_over_the_order_is_refused(options, name):
         (lambda mix: gl.Mix([mix, mix], [1, 2]), "Mix"),
     ],
 )
-def test_a_mix_inside_of_another_dataset_is_refused(around, name):
+def test_loader_refuses_a_mix_inside_another_dataset(wrap, name):
     remedy = (
         "replace the inner Mix by its datasets, each with its share of the inner Mix's weight"
         if name == "Mix"
         else f"put Mix([…]) outermost, with {name} around its datasets"
     )
     text = f"there is a Mix inside {name}, where its weights would have no effect; {remedy}"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        loader(around(mixed()))
+    with pytest.raises(ValueError, match=exactly(text)):
+        make_loader(wrap(make_mix()))
 
 
-# -- what a Loader makes of it ----------------------------------------------------------------------------------------
-
-
-def test_an_epoch_is_as_long_as_it_is_to_be_and_has_the_shares():
-    loader_ = loader(mixed(length=10 * BLOCK), 64)
-    assert len(loader_) == 160
-    seen = np.array(labels(loader_))
+def test_mix_epoch_has_its_length_and_the_shares_in_each_block():
+    loader = make_loader(make_mix(length=10 * BLOCK), 64)
+    assert len(loader) == 160
+    seen = np.array(labels_of(loader))
     assert (seen >= 1000).sum() == 3 * BLOCK
     for begin in range(0, len(seen), BLOCK):
         assert abs((seen[begin : begin + BLOCK] >= 1000).sum() - 0.3 * BLOCK) <= 1
 
 
-def test_each_data_set_goes_on_in_the_next_epoch_where_it_stopped():
-    loader_ = loader(mixed(length=256))
-    seen = np.array([label for _ in range(6) for label in labels(loader_)])
+def test_mix_datasets_continue_in_the_next_epoch():
+    loader = make_loader(make_mix(length=256))
+    seen = np.array([label for _ in range(6) for label in labels_of(loader)])
     for first, size in ((0, 300), (1000, 50)):
-        own = seen[(seen >= first) & (seen < first + 1000)]
-        assert len(own) > size
-        for begin in range(0, len(own), size):
-            turn = own[begin : begin + size]
-            assert len(set(turn.tolist())) == len(turn)
+        labels = seen[(seen >= first) & (seen < first + 1000)]
+        assert len(labels) > size
+        for begin in range(0, len(labels), size):
+            pass_labels = labels[begin : begin + size]
+            assert len(set(pass_labels.tolist())) == len(pass_labels)
 
 
-def test_without_shuffling_each_data_set_comes_in_its_own_order():
-    seen = labels(loader(mixed(length=BLOCK), shuffle=False))
+def test_mix_without_shuffle_reads_each_dataset_in_order():
+    seen = labels_of(make_loader(make_mix(length=BLOCK), shuffle=False))
     for first, size in ((0, 300), (1000, 50)):
-        own = [label - first for label in seen if first <= label < first + 1000]
-        assert own == [number % size for number in range(len(own))]
+        positions = [label - first for label in seen if first <= label < first + 1000]
+        assert positions == [number % size for number in range(len(positions))]
 
 
 @matrix(num_workers=[0, 2], stop=[0, 3, 11, 14], shuffle=[True, False, gl.BlockShuffle(block=8, window=4)])
-def test_a_state_goes_on_in_another_loader(num_workers, stop, shuffle):
-    def make(workers: int) -> gl.Loader:
-        return loader(mixed(), shuffle=shuffle, num_workers=workers)
+def test_mix_state_resumes_in_another_loader(num_workers, stop, shuffle):
+    def make_resumable(workers: int) -> gl.Loader:
+        return make_loader(make_mix(), shuffle=shuffle, num_workers=workers)
 
-    with make(0) as whole, make(num_workers) as first, make(2 - num_workers) as second:
-        undisturbed = [*whole, *whole]
+    with (
+        make_resumable(0) as undisturbed_loader,
+        make_resumable(num_workers) as first,
+        make_resumable(2 - num_workers) as second,
+    ):
+        undisturbed = [*undisturbed_loader, *undisturbed_loader]
         assert len(undisturbed) == 22
         seen = []
         while len(seen) < stop:
@@ -251,90 +245,94 @@ def test_a_state_goes_on_in_another_loader(num_workers, stop, shuffle):
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         while len(seen) < len(undisturbed):
             seen += list(second)
-    for (images, numbers), (others, other_numbers) in zip(seen, undisturbed, strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(numbers, other_numbers)
+    for (images, numbers), (expected, expected_numbers) in zip(seen, undisturbed, strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(numbers, expected_numbers)
 
 
-def test_ranks_share_an_epoch_out():
-    whole = list(loader(mixed(length=320), 32))
-    parts = [list(loader(mixed(length=320), 16, rank=rank, world_size=2)) for rank in range(2)]
-    for (images, numbers), (first, first_numbers), (second, second_numbers) in zip(whole, *parts, strict=True):
+def test_mix_ranks_divide_the_batches_of_one_process():
+    expected = list(make_loader(make_mix(length=320), 32))
+    batches_of_ranks = [list(make_loader(make_mix(length=320), 16, rank=rank, world_size=2)) for rank in range(2)]
+    for (images, numbers), (first, first_numbers), (second, second_numbers) in zip(
+        expected, *batches_of_ranks, strict=True
+    ):
         assert torch.equal(images, torch.cat([first, second]))
         assert torch.equal(numbers, torch.cat([first_numbers, second_numbers]))
 
 
 @pytest.mark.filterwarnings("ignore:sample .* is bad:RuntimeWarning")
-def test_a_bad_sample_is_replaced_by_one_of_the_same_data_set():
+def test_mix_replaces_a_bad_sample_by_one_of_the_same_dataset():
     mix = gl.Mix([Numbered(200), Numbered(40, 1000, bad=tuple(range(5)))], [1, 1], length=512)
     faults = gl.Faults(on_error="replace", max_error_rate=1)
-    with loader(mix, faults=faults) as loader_, loader(mix, faults=faults, num_workers=2) as other:
-        seen = labels(loader_)
-        assert seen == labels(other)
-        replaced = [(error.index, error.replaced_by) for error in loader_.errors]
+    with make_loader(mix, faults=faults) as loader, make_loader(mix, faults=faults, num_workers=2) as other:
+        seen = labels_of(loader)
+        assert seen == labels_of(other)
+        replaced = [(error.index, error.replaced_by) for error in loader.errors]
     assert len(replaced) > 10
     assert {index for index, _ in replaced} <= {*range(200, 205)}
     assert {substitute for _, substitute in replaced} <= {*range(200, 240)}
     assert not {*range(1000, 1005)} & {*seen}
-    others = labels(loader(gl.Mix([Numbered(200), Numbered(40, 1000)], [1, 1], length=512)))
-    assert [label < 1000 for label in sorted(seen)] == [label < 1000 for label in sorted(others)]
+    without_faults = labels_of(make_loader(gl.Mix([Numbered(200), Numbered(40, 1000)], [1, 1], length=512)))
+    assert [label < 1000 for label in sorted(seen)] == [label < 1000 for label in sorted(without_faults)]
 
 
-def test_a_sample_is_made_again():
-    loader_ = loader(mixed(length=700), info=True)
-    *_, ((images, numbers), info) = loader_
-    again = loader_.replay(int(info.epoch), int(info.positions[3]))
+def test_mix_replay_returns_the_sample_at_a_position():
+    loader = make_loader(make_mix(length=700), info=True)
+    *_, ((images, numbers), info) = loader
+    again = loader.replay(int(info.epoch), int(info.positions[3]))
     assert (again.index, again.sample[1]) == (int(info.indices[3]), int(numbers[3]))
     assert torch.equal(again.sample[0], images[3])
     with pytest.raises(ValueError, match="position must be at least 0 and at most 699, got 700"):
-        loader_.replay(0, 700)
+        loader.replay(0, 700)
 
 
-def test_a_block_shuffle_reads_neighbours_of_each_data_set_at_about_the_same_time():
+def test_mix_with_block_shuffle_reads_two_blocks_of_a_dataset_at_a_time():
     shuffle = gl.BlockShuffle(block=10, window=2)
-    seen = labels(loader(mixed(length=BLOCK), shuffle=shuffle))
-    own = np.array([label for label in seen if label < 300])
-    assert sorted(own[:300].tolist()) == list(range(300))
+    seen = labels_of(make_loader(make_mix(length=BLOCK), shuffle=shuffle))
+    labels = np.array([label for label in seen if label < 300])
+    assert sorted(labels[:300].tolist()) == list(range(300))
     for begin in range(0, 300, 20):
-        assert len({label // 10 for label in own[begin : begin + 20].tolist()}) == 2
-    state = loader(mixed(), shuffle=shuffle).state_dict()
+        assert len({label // 10 for label in labels[begin : begin + 20].tolist()}) == 2
+    state = make_loader(make_mix(), shuffle=shuffle).state_dict()
     with pytest.raises(ValueError, match="order was 'mixed-"):
-        loader(mixed()).load_state_dict(state)
+        make_loader(make_mix()).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: mixed(length=351),
+        lambda: make_mix(length=351),
         lambda: gl.Mix([Numbered(300), Numbered(50, 1000)], [0.6, 0.4]),
         lambda: gl.Mix([Numbered(299), Numbered(51, 1000)], [0.7, 0.3]),
     ],
 )
-def test_a_state_of_another_mix_is_refused(other):
-    state = loader(mixed()).state_dict()
+def test_mix_refuses_a_state_of_another_mix(other):
+    state = make_loader(make_mix()).state_dict()
     with pytest.raises(ValueError, match=r"order was 'mixed-[0-9a-f]{8}-shuffled' and is 'mixed-"):
-        loader(other()).load_state_dict(state)
+        make_loader(other()).load_state_dict(state)
 
 
-def test_classes_that_are_numbered_differently_are_named(tmp_path):
+def test_mix_of_folders_with_different_class_numbers_warns(tmp_path):
     for root, names in (("one", "ab"), ("two", "ba")):
         for name in names if root == "one" else "b":
             (tmp_path / root / name).mkdir(parents=True)
             (tmp_path / root / name / "0.jpg").write_bytes(b"0")
-    one, two = gl.ImageFolder(tmp_path / "one"), gl.ImageFolder(tmp_path / "two")
+    first, second = gl.ImageFolder(tmp_path / "one"), gl.ImageFolder(tmp_path / "two")
     with pytest.warns(UserWarning, match="label 0 is 'a' in the first and 'b' in the second") as caught:
-        gl.Mix([one, two], [1, 1])
+        gl.Mix([first, second], [1, 1])
     assert caught[0].filename == __file__
 
 
-def test_the_sampler_of_its_loader_has_the_indices_of_the_epoch():
-    loader_ = loader(mixed(length=500), info=True)
-    indices = list(loader_.sampler)
-    assert len(loader_.sampler) == len(indices) == 500
-    assert indices == [index for _, info in loader_ for index in info.indices.tolist()]
+def test_mix_loaders_sampler_has_the_indices_of_the_epoch():
+    loader = make_loader(make_mix(length=500), info=True)
+    indices = list(loader.sampler)
+    assert len(loader.sampler) == len(indices) == 500
+    assert indices == [index for _, info in loader for index in info.indices.tolist()]
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop"])
-def test_last_batches_that_are_not_full_are_shared_out(uneven):
-    parts = [labels(loader(mixed(length=331), 16, rank=rank, world_size=2, uneven=uneven)) for rank in range(2)]
+def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven):
+    parts = [
+        labels_of(make_loader(make_mix(length=331), 16, rank=rank, world_size=2, uneven=uneven)) for rank in range(2)
+    ]
     assert [len(part) for part in parts] == [166 if uneven == "pad" else 165] * 2

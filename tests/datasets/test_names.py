@@ -1,4 +1,4 @@
-"""An argument of another library's dataset: the error says what to write for one of gpuload's."""
+"""Arguments of other libraries' datasets: errors that name gpuload's arguments for the same purpose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATASETS = (
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_each_dataset_says_where_transforms_go(kind):
+def test_datasets_refuse_transform_and_name_the_loader(kind):
     text = rf"^{kind.__name__} has no argument 'transform'; images are transformed in batches, by gpuload.Loader\("
     with pytest.raises(TypeError, match=text):
         kind("x", transform=None)
@@ -28,23 +28,18 @@ def test_each_dataset_says_where_transforms_go(kind):
         (lambda: gl.Coco("images", annFile="a.json"), "Coco has no argument 'annFile'; write annotations=…"),
         (lambda: gl.TarShards(urls="a.tar"), "TarShards has no argument 'urls'; write shards=…"),
         (lambda: gl.TarShards("a.tar", field="jpg"), "TarShards has no argument 'field'; did you mean fields?"),
-        (
-            lambda: gl.Cached([1], limit=3),
-            "Cached has no argument 'limit'; did you mean bytes_limit?",
-        ),
+        (lambda: gl.Cached([1], limit=3), "Cached has no argument 'limit'; did you mean bytes_limit?"),
     ],
 )
-def test_it_is_told_what_to_write(make, text):
+def test_datasets_refuse_arguments_of_other_libraries_with_their_replacement(make, text):
     with pytest.raises(TypeError) as caught:
         make()
     assert str(caught.value).startswith(text)
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_signatures_name_each_argument(kind):
+def test_dataset_signatures_name_each_argument(kind):
     parameters = inspect.signature(kind).parameters
-    assert not {one.kind for one in parameters.values()} & {
-        inspect.Parameter.VAR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-    }
-    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}
+    variable = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert not {parameter.kind for parameter in parameters.values()} & variable
+    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}, "REPLACEMENTS in gpuload/datasets/names.py has arguments"

@@ -1,8 +1,7 @@
-"""Which leaves are images: one rule, for samples of all kinds."""
+"""`find_leaves` and warnings of Loader: which leaves of a sample are images, and which may be masks or boxes."""
 
 from __future__ import annotations
 
-import io
 import re
 import warnings
 from collections import namedtuple
@@ -10,6 +9,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from helpers.generated_images import encode
 from PIL import Image as PILImage
 
 import gpuload as gl
@@ -20,7 +20,7 @@ from gpuload.datasets.tree import describe, flatten, unflatten
 ARRAY = np.zeros((20, 30, 3), np.uint8)
 CLIP = np.zeros((5, 20, 30, 3), np.uint8)
 TENSOR = torch.zeros(3, 20, 30, dtype=torch.uint8)
-SAID = gl.Image(ARRAY)
+DECLARED = gl.Image(ARRAY)
 Labelled = namedtuple("Labelled", ["label", "mask"])
 
 
@@ -30,7 +30,7 @@ def flattened(sample) -> list:
     return leaves
 
 
-def images_of(sample, *, plain: bool = False) -> list[int]:
+def image_leaves(sample, *, plain: bool = False) -> list[int]:
     leaves = []
     structure = flatten(sample, leaves)
     return list(find_leaves(structure, leaves, plain=plain)[0])
@@ -43,7 +43,7 @@ MASKS = torch.zeros((2, 20, 30), dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("sample", "images"),
     [
-        ((SAID, ARRAY, SAID), [0, 2]),
+        ((DECLARED, ARRAY, DECLARED), [0, 2]),
         ((ARRAY, gl.Encoded(b"")), [1]),
         ((7, ARRAY, np.arange(9)), [1]),
         ((7, TENSOR), [1]),
@@ -69,8 +69,8 @@ MASKS = torch.zeros((2, 20, 30), dtype=torch.uint8)
         ((TENSOR, torch.zeros((3, 20, 30), dtype=torch.int64)), [0]),
     ],
 )
-def test_images_are_what_is_declared_or_for_transforms_the_one_array_that_can_be(sample, images):
-    assert images_of(sample) == images
+def test_find_leaves_returns_declared_images_or_the_only_candidate(sample, images):
+    assert image_leaves(sample) == images
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_images_are_what_is_declared_or_for_transforms_the_one_array_that_can_be
         ((CLIP, ARRAY), "sample[0], uint8", "sample[1], uint8"),
     ],
 )
-def test_where_two_leaves_can_be_the_image_transforms_refuse_to_guess(sample, first, second):
+def test_find_leaves_refuses_to_choose_between_two_candidates(sample, first, second):
     with pytest.raises(TypeError) as caught:
-        images_of(sample)
+        image_leaves(sample)
     assert f"{first}" in str(caught.value).split(", may be the image, and so may ")[0]
     assert f", may be the image, and so may {second}" in str(caught.value)
     assert str(caught.value).endswith(
@@ -111,43 +111,35 @@ def test_where_two_leaves_can_be_the_image_transforms_refuse_to_guess(sample, fi
         ({'"mask"': MASKS}, "sample['\"mask\"'], uint8"),
     ],
 )
-def test_an_array_with_the_name_of_a_mask_is_never_taken_for_the_image(sample, place):
+def test_find_leaves_refuses_an_array_named_like_a_mask(sample, place):
     with pytest.raises(TypeError, match=re.escape(f"{place}") + ".*has the name of a mask: gpuload does not guess"):
-        images_of(sample)
-    assert images_of((SAID, sample)) == [0]
+        image_leaves(sample)
+    assert image_leaves((DECLARED, sample)) == [0]
 
 
 @pytest.mark.parametrize(
     "sample", [(ARRAY, 1), (7, TENSOR), ([ARRAY, ARRAY], 1), (CLIP, 1), (FLOATS, {"masks": MASKS}), (ARRAY, FLOATS)]
 )
-def test_without_transforms_only_what_is_declared_is_an_image(sample):
-    assert images_of(sample, plain=True) == []
-    assert images_of((sample, SAID), plain=True) == [len(flattened(sample))]
-    assert images_of((sample, gl.Image(CLIP)), plain=True) == [len(flattened(sample))]
+def test_find_leaves_without_transforms_returns_declared_images_only(sample):
+    assert image_leaves(sample, plain=True) == []
+    assert image_leaves((sample, DECLARED), plain=True) == [len(flattened(sample))]
+    assert image_leaves((sample, gl.Image(CLIP)), plain=True) == [len(flattened(sample))]
 
 
-def test_frames_of_clips_become_leaves_of_their_own():
-    given = {"clip": gl.Image(CLIP), "image": SAID, "mask": gl.Mask(ARRAY[..., 0]), "name": "a"}
+def test_unfold_clips_makes_each_frame_a_leaf():
+    sample = {"clip": gl.Image(CLIP), "image": DECLARED, "mask": gl.Mask(ARRAY[..., 0]), "name": "a"}
     leaves = []
-    structure = flatten(given, leaves)
-    found, targets = find_leaves(structure, leaves, plain=False)
-    structure, leaves, found, targets = unfold_clips(structure, leaves, found, targets)
+    structure = flatten(sample, leaves)
+    images, targets = find_leaves(structure, leaves, plain=False)
+    structure, leaves, images, targets = unfold_clips(structure, leaves, images, targets)
     assert describe(structure) == "{'clip': clip of 5 frames, 'image': ·, 'mask': ·, 'name': ·}"
-    assert list(found) == [0, 1, 2, 3, 4, 5]
+    assert list(images) == [0, 1, 2, 3, 4, 5]
     assert list(targets) == [6]
     assert leaves[7] == "a"
     finished = [torch.full((3, 4, 6), frame) for frame in range(5)]
-    again = unflatten(structure, [*finished, *leaves[5:]])
-    assert again["clip"].shape == (5, 3, 4, 6)
-    assert again["clip"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_an_image_of_four_axes_is_a_clip():
-    assert gl.Image(CLIP).hwc.shape == (5, 20, 30, 3)
-    assert gl.Image(CLIP.transpose(0, 3, 1, 2), layout="CHW").hwc.shape == (5, 20, 30, 3)
-
-
-# One warning of leaves that belong to the image by size or name but stay as they are, or of masks as images
+    restored = unflatten(structure, [*finished, *leaves[5:]])
+    assert restored["clip"].shape == (5, 3, 4, 6)
+    assert restored["clip"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
@@ -158,24 +150,15 @@ FLIP, COLOUR = [T.RandomHorizontalFlip()], [T.ColorJitter(0.4)]
 Pair = namedtuple("Pair", ["image", "gt_mask"])
 
 
-def png(array, mode: str) -> gl.Encoded:
-    file = io.BytesIO()
-    PILImage.fromarray(array).convert(mode).save(file, "PNG")
-    return gl.Encoded(file.getvalue())
-
-
-def jpeg(array) -> gl.Encoded:
-    file = io.BytesIO()
-    PILImage.fromarray(array).save(file, "JPEG")
-    return gl.Encoded(file.getvalue())
+JPEG = gl.Encoded(encode(RGB))
 
 
 def pillow(mode: str) -> PILImage.Image:
     return PILImage.fromarray(RGB).convert(mode)
 
 
-def told(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
-    """The warnings of some epochs."""
+def warnings_of(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
+    """Return the warnings of some epochs."""
     options = {"num_workers": 0, "device": "cpu", "ragged": "list", **options}
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -185,11 +168,11 @@ def told(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
         for _ in range(epochs):
             for _ in loader:
                 pass
-    assert all(one.category is RuntimeWarning and one.filename == __file__ for one in caught)
-    return [str(one.message) for one in caught]
+    assert all(warning.category is RuntimeWarning and warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
 
 
-TOLD = {
+WARNED = {
     "a mask": (
         (RGB, LEVELS),
         f"sample[1], uint8 array 20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(array)",
@@ -203,8 +186,8 @@ TOLD = {
         f'sample["mask"], uint8 array 20×30×3 of the image\'s size, {MOVES} is a mask, return '
         "gpuload.Mask(array[..., 0])",
     ),
-    "masks beside bytes": (
-        Pair(jpeg(RGB), torch.zeros(7, 20, 30, dtype=torch.bool)),
+    "masks next to bytes": (
+        Pair(JPEG, torch.zeros(7, 20, 30, dtype=torch.bool)),
         f"sample.gt_mask, bool tensor 7×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
     ),
     "boxes": (
@@ -253,15 +236,15 @@ TOLD = {
         (RGB, torch.zeros(3, 20, 30, dtype=torch.bool)),
         f"sample[1], bool tensor 3×20×30 of the image's size, {MOVES} is a mask, return gpuload.Mask(tensor)",
     ),
-    "many": ((jpeg(RGB), [RGB] * 9), "if it is an image, gpuload.Image(array); and 6 more"),
+    "many": ((JPEG, [RGB] * 9), "if it is an image, gpuload.Image(array); and 6 more"),
 }
 
 
-@pytest.mark.parametrize("kind", TOLD)
-def test_what_does_not_move_with_the_image_is_told_with_its_remedy(kind):
-    sample, text = TOLD[kind]
-    [said] = told(sample, FLIP)
-    assert text in said
+@pytest.mark.parametrize("kind", WARNED)
+def test_loader_warns_of_a_leaf_that_does_not_move_with_the_image(kind):
+    sample, text = WARNED[kind]
+    [warning] = warnings_of(sample, FLIP)
+    assert text in warning
 
 
 @pytest.mark.parametrize("transforms", [FLIP, COLOUR, []])
@@ -271,15 +254,15 @@ def test_what_does_not_move_with_the_image_is_told_with_its_remedy(kind):
         ((pillow("RGB"), pillow("P")), "sample[1]", "P"),
         ({"a": pillow("1"), "b": pillow("RGB")}, 'sample["a"]', "1"),
         ((pillow("RGB"), pillow("L")), "sample[1]", "L"),
-        ((jpeg(RGB), png(RGB, "P")), "sample[1]", "P"),
-        ((jpeg(RGB), png(RGB, "L")), "sample[1]", "L"),
+        ((JPEG, gl.Encoded(encode(RGB, "PNG", "P"))), "sample[1]", "P"),
+        ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"))), "sample[1]", "L"),
         ({"image": pillow("L"), "mask": pillow("L")}, 'sample["mask"]', "L"),
-        ({"image": jpeg(RGB), "masks": [png(RGB, "RGB")]}, 'sample["masks"][0]', "RGB"),
+        ({"image": JPEG, "masks": [gl.Encoded(encode(RGB, "PNG", "RGB"))]}, 'sample["masks"][0]', "RGB"),
     ],
 )
-def test_a_picture_that_looks_like_a_mask_is_told_whatever_is_applied(sample, place, mode, transforms):
-    [said] = told(sample, transforms)
-    assert said == (
+def test_loader_warns_of_a_picture_that_looks_like_a_mask(sample, place, mode, transforms):
+    [warning] = warnings_of(sample, transforms)
+    assert warning == (
         f"{place}, with Pillow mode '{mode}', is treated as a photograph, and its values as colours; if it is a mask, "
         "return gpuload.Mask(picture)"
     )
@@ -296,16 +279,16 @@ SILENT = {
     "an array of another size": ((gl.Image(RGB), np.zeros((9, 9, 3), np.uint8)), FLIP),
     "no transforms": ((RGB, RGB, LEVELS), []),
     "grey photographs": ((pillow("L"), pillow("L")), FLIP),
-    "a grey JPEG": ((jpeg(RGB), jpeg(LEVELS)), FLIP),
-    "a palette beside another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
+    "a grey JPEG": ((JPEG, gl.Encoded(encode(LEVELS))), FLIP),
+    "a palette of another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
     "a palette by itself": ((pillow("P"), 1), FLIP),
-    "a mode that was asked for": ((jpeg(RGB), gl.Encoded(png(RGB, "L").data, mode="L")), FLIP),
+    "a mode that was asked for": ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"), mode="L")), FLIP),
 }
 
 
 @pytest.mark.parametrize("kind", SILENT)
-def test_nothing_is_told_where_nothing_is_wrong(kind):
-    assert told(*SILENT[kind]) == []
+def test_loader_does_not_warn_of_correct_samples(kind):
+    assert warnings_of(*SILENT[kind]) == []
 
 
 @pytest.mark.parametrize(
@@ -319,16 +302,16 @@ def test_nothing_is_told_where_nothing_is_wrong(kind):
         [T.ElasticTransform()],
     ],
 )
-def test_all_that_moves_pixels_counts(transforms):
-    assert len(told((RGB, LEVELS), transforms)) == 1
+def test_loader_warns_for_each_transform_that_moves_pixels(transforms):
+    assert len(warnings_of((RGB, LEVELS), transforms)) == 1
 
 
 @pytest.mark.processes
-def test_it_is_told_once_for_a_loader_whatever_its_workers_find():
-    assert len(told((RGB, LEVELS), FLIP, epochs=3, num_workers=2, persistent_workers=False)) == 1
+def test_loader_warns_once_for_all_workers_and_epochs():
+    assert len(warnings_of((RGB, LEVELS), FLIP, epochs=3, num_workers=2, persistent_workers=False)) == 1
 
 
-def test_it_is_told_although_the_first_samples_have_none():
+def test_loader_warns_if_only_later_samples_have_a_mask():
     samples = [{"image": gl.Image(RGB), "mask": LEVELS if index == 9 else None} for index in range(40)]
     with (
         gl.Loader(samples, 2, transforms=FLIP, num_workers=0, device="cpu", collate_fn=list) as loader,
@@ -337,6 +320,6 @@ def test_it_is_told_although_the_first_samples_have_none():
         list(loader)
 
 
-def test_it_is_told_although_the_first_chunk_did_not_fit():
+def test_loader_warns_if_the_first_chunk_did_not_fit():
     large = np.zeros((900, 900, 3), np.uint8)
-    assert len(told((large, large[..., 0]), FLIP)) == 1
+    assert len(warnings_of((large, large[..., 0]), FLIP)) == 1

@@ -1,3 +1,5 @@
+"""`Encoded`, `Image` and targets: their arguments, dtypes and errors, and samples without an image."""
+
 from __future__ import annotations
 
 import re
@@ -14,33 +16,17 @@ from gpuload import transforms as T
 BFLOAT16 = torch.zeros(3, 4, 4, dtype=torch.bfloat16)
 
 
-def test_read_gives_the_bytes_and_remembers_the_path(tmp_path):
+def test_read_returns_the_bytes_and_the_path(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(b"bytes of a file")
     encoded = gl.read(path)
     assert (encoded.data, encoded.mode, encoded.source) == (b"bytes of a file", "RGB", str(path))
+    assert repr(gl.Encoded(b"abc", exif=False)) == "Encoded(3 bytes, mode='RGB', source=None, exif=False)"
 
 
 @pytest.mark.parametrize("data", [bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", np.uint8)])
-def test_any_bytes_like_object_becomes_bytes(data):
+def test_encoded_makes_bytes_of_any_buffer(data):
     assert gl.Encoded(data).data == b"abc"
-
-
-def test_a_path_is_not_the_bytes_of_a_file():
-    with pytest.raises(
-        TypeError, match=r"takes the bytes of an image file, got str; to read a file, call gpuload.read"
-    ):
-        gl.Encoded("cat.jpg")
-
-
-def test_an_unknown_mode_names_those_that_there_are():
-    with pytest.raises(ValueError, match="must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"):
-        gl.Encoded(b"", mode="BGR")
-
-
-def test_an_image_is_kept_as_height_width_channels():
-    assert gl.Image(np.zeros((3, 4, 5), np.uint8), layout="CHW").hwc.shape == (4, 5, 3)
-    assert gl.Image(np.zeros((4, 5), np.uint8)).hwc.shape == (4, 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -56,22 +42,12 @@ def test_an_image_is_kept_as_height_width_channels():
         (np.zeros(5, np.uint8), "HWC", ValueError, r"must have 2 or 3 axes, or 4 as a clip, got shape \(5,\)"),
         (np.zeros((0, 4, 3), np.uint8), "HWC", ValueError, "must have pixels and channels"),
         (np.zeros((3, 20, 30), np.uint8), "HWC", ValueError, r"got H×W×C = \(3, 20, 30\) with layout='HWC'"),
-        (
-            np.zeros((20, 30, 3), np.uint8),
-            "CHW",
-            ValueError,
-            "an image of 20 channels; its shape suggests another",
-        ),
-        (
-            np.zeros((13, 20, 30), np.float32),
-            None,
-            ValueError,
-            "pass layout='CHW' for a C×H×W array, layout='HWC' fo",
-        ),
+        (np.zeros((20, 30, 3), np.uint8), "CHW", ValueError, "an image of 20 channels; its shape suggests another"),
+        (np.zeros((13, 20, 30), np.float32), None, ValueError, "pass layout='CHW' for a C×H×W array, layout='HWC' fo"),
         (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
     ],
 )
-def test_what_is_no_image_is_refused_with_the_reason(array, layout, error, text):
+def test_image_refuses_other_arrays(array, layout, error, text):
     with pytest.raises(error, match=text):
         gl.Image(array, layout=layout)
 
@@ -88,7 +64,7 @@ def test_what_is_no_image_is_refused_with_the_reason(array, layout, error, text)
         ((3, 20, 30), "CHW", (20, 30, 3)),
     ],
 )
-def test_an_image_has_any_number_of_channels_and_three_dtypes(shape, layout, hwc, dtype):
+def test_image_stores_hwc_of_any_number_of_channels_in_three_dtypes(shape, layout, hwc, dtype):
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     image = gl.Image(array, layout=layout)
     assert image.hwc.shape == hwc
@@ -96,7 +72,7 @@ def test_an_image_has_any_number_of_channels_and_three_dtypes(shape, layout, hwc
     assert np.array_equal(image.hwc.squeeze(), array.transpose(1, 2, 0) if layout == "CHW" else array)
 
 
-def test_targets_keep_types_that_torch_has_and_widen_the_others():
+def test_targets_keep_dtypes_that_torch_has_and_widen_others():
     assert gl.Mask(np.zeros((4, 5), bool)).array.dtype == bool
     assert gl.Mask(np.zeros((2, 4, 5), np.uint16)).array.dtype == np.int32
     assert gl.Mask(np.zeros((4, 5), np.uint32)).array.dtype == np.int64
@@ -106,20 +82,19 @@ def test_targets_keep_types_that_torch_has_and_widen_the_others():
     assert gl.Keypoints([[[1, 2]]]).array.shape == (1, 1, 2)
 
 
-def test_a_pillow_image_as_a_mask_gives_its_stored_values():
+def test_mask_of_a_pillow_image_has_its_stored_values():
     palette = PILImage.fromarray(np.arange(20, dtype=np.uint8).reshape(4, 5)).convert("P")
     np.testing.assert_array_equal(gl.Mask(palette).array, np.asarray(palette))
 
 
-def test_no_boxes_and_no_keypoints_have_a_shape():
+def test_empty_boxes_and_keypoints_have_two_axes():
     assert gl.Boxes([]).array.shape == (0, 4)
     assert gl.Boxes(np.zeros((0, 4), np.float32), "cxcywh").array.dtype == np.float32
     assert gl.Keypoints([]).array.shape == (0, 2)
 
 
-@pytest.mark.parametrize("name", ["XYWH", "xywh"])
-def test_formats_are_taken_in_any_case(name):
-    assert gl.Boxes([[1, 2, 3, 4]], name).format == "xywh"
+def test_boxes_take_formats_in_any_case():
+    assert [gl.Boxes([[1, 2, 3, 4]], name).format for name in ("XYWH", "xywh")] == ["xywh"] * 2
 
 
 @pytest.mark.parametrize(
@@ -140,19 +115,22 @@ def test_formats_are_taken_in_any_case(name):
         (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be a \(…, 2\) array"),
     ],
 )
-def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
+def test_targets_refuse_other_arrays(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
 
 
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
+        (lambda: gl.Encoded("cat.jpg"), "got str; to read a file, call gpuload.read(path)"),
+        (lambda: gl.Encoded(b"", mode="BGR"), "must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
         (lambda: gl.Boxes([1, 2, 3, 4]), "got shape (4,); write [box]"),
-        (
-            lambda: gl.Boxes(np.ones((3, 6))),
-            "write boxes[:, :4], and return the other columns as another field",
-        ),
+        (lambda: gl.Boxes(np.ones((3, 6))), "write boxes[:, :4], and return the other columns as another field"),
         (lambda: gl.Boxes(np.ones((3, 2))), "got shape (3, 2)"),
         (
             lambda: gl.Keypoints(np.ones((17, 3))),
@@ -175,20 +153,33 @@ def test_what_is_no_target_is_refused_with_the_reason(make, error, text):
             "samples without a file",
         ),
         (lambda: gl.read(["a"]), "got ['a'] (list); call it for each path, and leave out samples without a file"),
+        (lambda: gl.Image("cat.jpg"), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
+        (lambda: gl.Image(Path("cat.jpg")), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
+        (lambda: gl.Image(b"abc"), f"Image() takes an array of numbers, got bytes; {IMAGE}"),
+        (
+            lambda: gl.Image(gl.Encoded(b"abc")),
+            f"Image() takes an array of numbers, got an Encoded(3 bytes, mode='RGB', source=None); {IMAGE}",
+        ),
+        (lambda: gl.Mask("cat.png"), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
+        (lambda: gl.Mask(Path("cat.png")), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
+        (lambda: gl.Mask(b"abc"), f"Mask() takes an array of numbers, got bytes; {MASK}"),
     ],
 )
-def test_a_value_that_is_almost_a_leaf_is_refused_with_a_remedy(make, remedy):
+def test_leaves_refuse_similar_values_with_a_remedy(make, remedy):
     with pytest.raises((TypeError, ValueError), match=f"{re.escape(remedy)}$"):
         make()
 
 
-def said(sample) -> str:
-    """Why a sample of this kind is refused under a crop."""
-    with (
-        gl.Loader([sample], 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader,
-        pytest.raises(gl.SampleError) as caught,
-    ):
-        list(loader)
+def cropped(samples):
+    """Load one batch of the samples with a crop."""
+    with gl.Loader(samples, len(samples), transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
+        [batch] = loader
+    return batch
+
+
+def error_of(sample) -> str:
+    with pytest.raises(gl.SampleError) as caught:
+        cropped([sample])
     return str(caught.value)
 
 
@@ -201,32 +192,27 @@ def said(sample) -> str:
         ("float32", "32-bit floats (Pillow mode 'F')"),
     ],
 )
-def test_pillow_images_of_more_than_8_bits_are_refused(dtype, text):
+def test_loader_refuses_pillow_images_of_more_than_8_bits(dtype, text):
     image = PILImage.fromarray(np.full((8, 9), 30000, dtype))
     assert (
         f"DecodeError: the PIL image sample[0] holds {text}, which Pillow would clip to 8; to keep its values, "
         "yield gpuload.Image(array), of uint16 or float32, or scale them to 0 … 255; if they are classes or depths, "
         "yield a gpuload.Mask"
-    ) in said((image, 0))
+    ) in error_of((image, 0))
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "L", "LA", "RGB", "RGBA", "CMYK"])
-def test_pillow_images_of_8_bits_are_taken_in_every_mode(mode):
+def test_loader_takes_pillow_images_of_8_bits_in_every_mode(mode):
     image = PILImage.fromarray(np.full((8, 9, 3), 255, np.uint8)).convert(mode)
-    with gl.Loader([(image, 0)], 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
-        [(batch, _)] = loader
-    assert (batch[:, :3] == 255).all()
+    assert (cropped([(image, 0)])[0][:, :3] == 255).all()
 
 
-def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
+def test_loader_refuses_a_16_bit_file_as_image_and_takes_it_as_mask(tmp_path):
     PILImage.fromarray(np.full((8, 9), 30000, np.uint16)).save(tmp_path / "deep.png")
     encoded = gl.read(tmp_path / "deep.png")
-    assert "deep.png" in said((encoded, 0))
-    assert "this PNG holds 16 bits per pixel" in said((encoded, 0))
-    mask = gl.Mask(encoded)
-    level = gl.Image(np.zeros((8, 9, 3), np.uint8))
-    with gl.Loader([(level, mask)], 1, transforms=[T.CenterCrop(4)], num_workers=0, device="cpu") as loader:
-        [(_, masks)] = loader
+    assert "deep.png" in error_of((encoded, 0))
+    assert "this PNG holds 16 bits per pixel" in error_of((encoded, 0))
+    _, masks = cropped([(gl.Image(np.zeros((8, 9, 3), np.uint8)), gl.Mask(encoded))])
     assert (masks == 30000).all()
 
 
@@ -260,44 +246,21 @@ def test_a_16_bit_file_names_itself_and_keeps_its_values_as_a_mask(tmp_path):
     ],
     ids=["grey", "floats", "neither", "long", "bfloat16", "float16", "none", "none_and_path"],
 )
-def test_a_sample_without_an_image_is_described_with_a_way_out(sample, text):
-    assert text in said(sample)
+def test_loader_describes_a_sample_without_an_image_with_a_remedy(sample, text):
+    assert text in error_of(sample)
 
 
-def test_a_float_array_is_an_image_only_if_it_says_so():
-    """NaN stays NaN, and nothing is cast; a plain array may be anything."""
-    broken = np.full((8, 9, 3), np.nan, np.float32)
-
-    class Floats:
-        def __init__(self, image):
-            self.image = image
-
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, i):
-            return self.image, 0
-
-    options = {"transforms": [T.CenterCrop(4)], "num_workers": 0, "device": "cpu"}
-    with (
-        gl.Loader(Floats(broken), 1, **options) as loader,
-        pytest.raises(
-            gl.SampleError, match=r"sample\[0\], float32 array 8×9×3, counts as an image only as gpuload.Image\(array\)"
-        ),
-    ):
-        list(loader)
-    with gl.Loader(Floats(gl.Image(broken)), 1, **options) as loader:
-        [(images, _)] = loader
+def test_loader_takes_a_float_array_as_image_only_if_declared():
+    not_a_number = np.full((8, 9, 3), np.nan, np.float32)
+    text = "sample[0], float32 array 8×9×3, counts as an image only as gpuload.Image(array)"
+    assert text in error_of((not_a_number, 0))
+    images, _ = cropped([(gl.Image(not_a_number), 0)])
     assert images.shape == (1, 3, 4, 4)
-    assert images.isnan().all()
-
-
-def test_exif_of_encoded_is_shown():
-    assert repr(gl.Encoded(b"abc", exif=False)) == "Encoded(3 bytes, mode='RGB', source=None, exif=False)"
+    assert images.isnan().all(), "no value is converted"
 
 
 @pytest.mark.parametrize("value", [255, -0.5])
-def test_floats_outside_0_to_1_are_refused_before_a_normalize_of_fractions(value):
+def test_normalize_of_fractions_refuses_floats_outside_0_to_1(value):
     text = (
         f"ValueError: the image contains floats from {value} to {value}, but float images must be in 0 … 1; pass pixel"
     )
@@ -311,7 +274,7 @@ def test_floats_outside_0_to_1_are_refused_before_a_normalize_of_fractions(value
             list(loader)
 
 
-def test_masks_of_floats_may_have_any_values():
+def test_normalize_of_fractions_takes_masks_of_any_floats():
     sample = gl.Image(np.zeros((8, 9, 3), np.float32)), gl.Mask(np.full((1, 8, 9), 91, np.float32))
     with gl.Loader([sample], transforms=[T.Normalize([0.5] * 3, [0.2] * 3)], num_workers=0, device="cpu") as loader:
         [(_, mask)] = loader
@@ -327,31 +290,7 @@ def test_masks_of_floats_may_have_any_values():
         ([T.Lambda(lambda images: images / 255, per="image"), T.Normalize([0.5] * 3, [0.2] * 3)], 3),
     ],
 )
-def test_floats_of_other_units_are_not_refused(transforms, channels):
+def test_normalize_of_other_units_takes_any_floats(transforms, channels):
     image = gl.Image(np.full((8, 9, channels), 255, np.float32))
     with gl.Loader([image], transforms=transforms, num_workers=0, device="cpu") as loader:
         assert len(list(loader)) == 1
-
-
-IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
-MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: gl.Image("cat.jpg"), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
-        (lambda: gl.Image(Path("cat.jpg")), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
-        (lambda: gl.Image(b"abc"), f"Image() takes an array of numbers, got bytes; {IMAGE}"),
-        (
-            lambda: gl.Image(gl.Encoded(b"abc")),
-            f"Image() takes an array of numbers, got an Encoded(3 bytes, mode='RGB', source=None); {IMAGE}",
-        ),
-        (lambda: gl.Mask("cat.png"), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
-        (lambda: gl.Mask(Path("cat.png")), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
-        (lambda: gl.Mask(b"abc"), f"Mask() takes an array of numbers, got bytes; {MASK}"),
-    ],
-)
-def test_a_file_where_an_array_should_be_is_told_how_it_is_read(make, text):
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        make()

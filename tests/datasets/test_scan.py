@@ -1,4 +1,4 @@
-"""Paths in one buffer behave as a sequence of str, and cost what they promise."""
+"""`Paths`: a sequence of str in one buffer, and its memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packed(names: list[bytes], root: str = "/root") -> Paths:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(pieces=st.lists(st.lists(NAMES, max_size=5), max_size=5))
-def test_gives_back_what_was_packed(pieces: list[list[bytes]]) -> None:
+def test_paths_concatenate_and_index_like_a_list_of_str(pieces: list[list[bytes]]) -> None:
     paths = Paths.concatenate("/root", [Paths.pack_relative("", names) for names in pieces])
     expected = [os.path.join("/root", os.fsdecode(name)) for names in pieces for name in names]
     assert list(paths) == expected
@@ -37,11 +37,11 @@ def test_gives_back_what_was_packed(pieces: list[list[bytes]]) -> None:
 
 
 @pytest.mark.parametrize(("root", "path"), [("/", "/a"), ("/data", "/data/a")])
-def test_the_root_and_the_path_are_joined_with_one_slash(root: str, path: str) -> None:
+def test_paths_join_root_and_name_with_one_slash(root: str, path: str) -> None:
     assert packed([b"a"], root)[0] == path
 
 
-def test_equality_is_by_root_and_paths() -> None:
+def test_paths_are_equal_if_their_roots_and_names_are() -> None:
     assert packed([b"a", b"bc"]) == packed([b"a", b"bc"])
     assert packed([b"a", b"bc"]) != packed([b"ab", b"c"])
     assert packed([b"a", b"bc"]) != packed([b"a", b"bd"])
@@ -50,16 +50,16 @@ def test_equality_is_by_root_and_paths() -> None:
 
 
 @pytest.mark.parametrize("index", [2, -3])
-def test_an_index_out_of_range(index: int) -> None:
+def test_paths_refuse_an_index_out_of_range(index: int) -> None:
     with pytest.raises(IndexError, match=f"^index {index} is out of range: there are 2 paths$"):
         packed([b"a", b"b"])[index]
 
 
-def test_the_repr_does_not_list_them() -> None:
+def test_paths_repr_shows_count_and_root() -> None:
     assert repr(packed([b"a", b"b"])) == "<2 paths in '/root'>"
 
 
-def imagenet_like(classes: int, each: int) -> Iterator[bytes]:
+def imagenet_names(classes: int, each: int) -> Iterator[bytes]:
     for label in range(classes):
         wnid = b"n%08d" % (1440764 + 7919 * label)
         for number in range(each):
@@ -67,30 +67,23 @@ def imagenet_like(classes: int, each: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize(("classes", "each"), [(10, 100), (1000, 300)])
-def test_imagenet_like_paths_cost_less_than_40_bytes_each_in_memory_and_in_a_pickle(classes: int, each: int) -> None:
-    paths = packed(list(imagenet_like(classes, each)), "/data/imagenet/train")
+def test_paths_like_imagenets_take_under_40_bytes_each_and_pickle_out_of_band(classes: int, each: int) -> None:
+    paths = packed(list(imagenet_names(classes, each)), "/data/imagenet/train")
     assert len(paths) == classes * each
     assert paths.nbytes < 40 * len(paths)
     buffers: list[pickle.PickleBuffer] = []
-    small = pickle.dumps(paths, protocol=5, buffer_callback=buffers.append)
-    assert len(small) < 1000
+    stream = pickle.dumps(paths, protocol=5, buffer_callback=buffers.append)
+    assert len(stream) < 1000
     assert sum(buffer.raw().nbytes for buffer in buffers) == paths.nbytes
-    back = pickle.loads(small, buffers=buffers)
-    assert back == paths
-    assert np.shares_memory(back.data, paths.data)
+    unpickled = pickle.loads(stream, buffers=buffers)
+    assert unpickled == paths
+    assert np.shares_memory(unpickled.data, paths.data)
 
 
-def test_paths_beyond_4_gib_get_wider_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_beyond_4_gib_have_64_bit_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed([b"abc", b"de"]).offsets.dtype == np.uint32
     assert scan_module.WIDE_BYTES == 2**32
     monkeypatch.setattr(scan_module, "WIDE_BYTES", 5)
     paths = packed([b"abc", b"de"])
     assert paths.offsets.dtype == np.int64
     assert list(paths) == ["/root/abc", "/root/de"]
-
-
-def test_the_scale_of_ten_million_is_within_80_bytes_each() -> None:
-    longest = [b"n01440764/n01440764_%08d.JPEG" % number for number in range(50_000)]
-    paths = packed(longest)
-    wide = paths.data.nbytes + 8 * len(paths.offsets)  # were the offsets int64
-    assert (wide + 4 * len(paths)) / len(paths) < 80  # with a 4-byte label

@@ -1,4 +1,4 @@
-"""What lies in memory as plain data is found by the batch, as it is read sample by sample."""
+"""`select_columns`: datasets of plain data in memory, which are read by the batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
 LABELS = torch.arange(6)
 KEYS = np.array([5, 0, 3, 3])
 
-FOUND = {
+SELECTABLE = {
     "an array": ROWS,
     "one number each": np.arange(6),
     "strides": ROWS[:, ::-2],
@@ -28,12 +28,12 @@ FOUND = {
     "a list": list(ROWS),
     "a tuple of samples": tuple(zip(ROWS, range(6), strict=True)),
     "a dict of samples": {key: {"x": ROWS[key], "name": f"n{key}"} for key in range(6)},
-    "a list beside an array": StackDataset(list("abcdef"), ROWS),
+    "a list next to an array": StackDataset(list("abcdef"), ROWS),
 }
 
 
 def as_numbers(value):
-    """A sample as Python's numbers, whatever holds them."""
+    """Convert arrays and tensors in a sample to lists of numbers."""
     if isinstance(value, dict):
         return {key: as_numbers(value[key]) for key in sorted(value)}
     if isinstance(value, tuple):
@@ -43,24 +43,24 @@ def as_numbers(value):
     return value if isinstance(value, int | str) else np.asarray(value).tolist()
 
 
-@pytest.mark.parametrize("kind", FOUND)
-def test_all_samples_are_found_at_once(kind):
-    dataset = FOUND[kind]
-    all_of_them = select_columns(dataset, KEYS)
-    assert all_of_them is not None
-    structure, leaves = all_of_them
-    found = [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(len(KEYS))]
-    assert as_numbers(tuple(found)) == as_numbers(tuple(dataset[key] for key in KEYS.tolist()))
+@pytest.mark.parametrize("kind", SELECTABLE)
+def test_select_columns_returns_the_samples_of_the_keys(kind):
+    dataset = SELECTABLE[kind]
+    columns = select_columns(dataset, KEYS)
+    assert columns is not None
+    structure, leaves = columns
+    samples = [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(len(KEYS))]
+    assert as_numbers(tuple(samples)) == as_numbers(tuple(dataset[key] for key in KEYS.tolist()))
 
 
-class Own(TensorDataset):
-    """May do more than its base."""
+class SubclassedTensorDataset(TensorDataset):
+    pass
 
 
-LEFT = {
-    "a class of the user's own": (Own(LABELS), KEYS),
-    "a part of one": (Subset(Own(LABELS), range(6)), KEYS),
-    "one beside an array": (StackDataset(ROWS, Own(LABELS)), KEYS),
+NOT_SELECTABLE = {
+    "a class of the user's own": (SubclassedTensorDataset(LABELS), KEYS),
+    "a part of one": (Subset(SubclassedTensorDataset(LABELS), range(6)), KEYS),
+    "one next to an array": (StackDataset(ROWS, SubclassedTensorDataset(LABELS)), KEYS),
     "concatenated": (ConcatDataset([TensorDataset(LABELS)]), KEYS),
     "bfloat16": (LABELS.to(torch.bfloat16), KEYS),
     "a conjugate": (torch.zeros(6, dtype=torch.complex64).conj(), KEYS),
@@ -82,12 +82,12 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("case", LEFT)
-def test_the_rest_is_read_one_by_one(case):
-    dataset, keys = LEFT[case]
+@pytest.mark.parametrize("case", NOT_SELECTABLE)
+def test_select_columns_of_other_datasets_or_keys_returns_none(case):
+    dataset, keys = NOT_SELECTABLE[case]
     assert select_columns(dataset, keys) is None
 
 
-def test_numbers_are_those_that_torch_has_too():
+def test_numbers_are_dtypes_that_torch_has():
     for name in NUMBERS:
         assert torch.from_numpy(np.zeros(1, name)).dtype == getattr(torch, name)

@@ -1,4 +1,4 @@
-"""Samples that are built alike are transposed at once, to what taking each apart gives."""
+"""Structures of samples: `transpose_samples`, `flatten`, `unflatten` and their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuload.datasets.tree import describe, flatten, names_of, transpose_samples
 
 Pair = namedtuple("Pair", ["left", "right"])
 
-ALIKE = {
+SAME_STRUCTURE = {
     "a number": lambda i: i,
     "an array": lambda i: np.full(3, i),
     "a tensor": lambda i: torch.tensor(i),
@@ -28,35 +28,35 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("kind", ALIKE)
-def test_samples_built_alike_are_transposed(kind):
-    samples = [ALIKE[kind](i) for i in range(4)]
-    found = transpose_samples(samples)
-    assert found is not None
-    structure, leaves = found
+@pytest.mark.parametrize("kind", SAME_STRUCTURE)
+def test_transpose_samples_of_one_structure_returns_it_and_its_leaves(kind):
+    samples = [SAME_STRUCTURE[kind](i) for i in range(4)]
+    transposed = transpose_samples(samples)
+    assert transposed is not None
+    structure, leaves = transposed
     for row, sample in enumerate(samples):
-        own = []
-        assert flatten(sample, own) == structure
-        assert len(leaves) == len(own)
-        assert all(leaf[row] is value for leaf, value in zip(leaves, own, strict=True))
+        sample_leaves = []
+        assert flatten(sample, sample_leaves) == structure
+        assert len(leaves) == len(sample_leaves)
+        assert all(leaf[row] is value for leaf, value in zip(leaves, sample_leaves, strict=True))
 
 
-def test_the_order_of_keys_is_the_samples_own():
-    found = transpose_samples([{"b": 0, "a": 1}] * 2)
-    assert found is not None
-    structure = found[0]
+def test_transpose_samples_keeps_the_order_of_keys():
+    transposed = transpose_samples([{"b": 0, "a": 1}] * 2)
+    assert transposed is not None
+    structure = transposed[0]
     assert (structure[2], structure[2].order) == (("a", "b"), ("b", "a"))
 
 
-UNLIKE = {
+DIFFERENT_STRUCTURES = {
     "of two lengths": [(1, 2), (1,)],
     "with other keys": [{"a": 1}, {"b": 1}],
     "with keys in another order": [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
     "of two containers": [(1,), [1]],
-    "a container beside a number": [(1, 2), (1, (2,))],
+    "a container next to a number": [(1, 2), (1, (2,))],
     "a named tuple": [Pair(1, 2)] * 2,
     "an image": [gl.Image(np.zeros((2, 2, 3), np.uint8))] * 2,
-    "a tensor beside an array": [torch.zeros(1), np.zeros(1)],
+    "a tensor next to an array": [torch.zeros(1), np.zeros(1)],
     "two kinds of numbers": [np.float32(1), np.float64(1)],
     "a parameter": [torch.nn.Parameter(torch.zeros(1))] * 2,
     "an array of the user's own type": [np.zeros(3).view(np.recarray)] * 2,
@@ -64,12 +64,12 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("case", UNLIKE)
-def test_others_are_left_to_be_taken_apart(case):
-    assert transpose_samples(UNLIKE[case]) is None
+@pytest.mark.parametrize("case", DIFFERENT_STRUCTURES)
+def test_transpose_samples_of_different_structures_returns_none(case):
+    assert transpose_samples(DIFFERENT_STRUCTURES[case]) is None
 
 
-def test_metadata_are_one_leaf_with_the_name_of_what_they_are() -> None:
+def test_flatten_makes_metadata_one_leaf_which_describe_shows_by_type() -> None:
     leaves: list[Any] = []
     structure = flatten({"meta": as_meta({"a": [1, None]}), "x": as_meta([1])}, leaves)
     assert describe(structure, leaves) == "{'meta': dict, 'x': list}"
@@ -77,10 +77,10 @@ def test_metadata_are_one_leaf_with_the_name_of_what_they_are() -> None:
 
 
 class Tokens(list):
-    """A list of the user's own."""
+    pass
 
 
-def test_a_list_of_the_users_own_type_has_numbers_for_names_and_its_type_back() -> None:
+def test_unflatten_restores_a_list_subclass_whose_names_are_numbers() -> None:
     leaves: list[Any] = []
     structure = flatten({"caption": Tokens([4, 5])}, leaves)
     assert names_of(structure) == ["caption.0", "caption.1"]

@@ -1,4 +1,4 @@
-"""torchvision's ImageFolder(loader=gl.read) in a Loader: the samples that it gives, by workers without torch."""
+"""`without_torch`: copies of torchvision's ImageFolder(loader=gl.read) for workers that do not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import lacking
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import gpuload as gl
@@ -19,29 +18,21 @@ from gpuload import transforms as T
 from gpuload.datasets.without_torch import FolderCopy, SubsetCopy, without_torch
 
 
-@pytest.fixture(scope="module")
-def vision() -> ModuleType:
-    lacking.require("torchvision")
-    from benchmarks.peers.torchvision_import import torchvision
-
-    return torchvision.datasets
-
-
 def assert_same(dataset: Any) -> None:
-    copied = pickle.loads(pickle.dumps(without_torch(dataset)))
-    assert type(copied) in (FolderCopy, SubsetCopy)
-    assert len(copied) == len(dataset)
+    copy = pickle.loads(pickle.dumps(without_torch(dataset)))
+    assert type(copy) in (FolderCopy, SubsetCopy)
+    assert len(copy) == len(dataset)
     for index in (*range(len(dataset)), *range(-len(dataset), 0), *map(np.int64, range(len(dataset)))):
-        image, label = copied[index]
+        image, label = copy[index]
         expected, expected_label = dataset[index]
         assert image == expected
         assert (image.source, label) == (expected.source, expected_label)
         assert type(label) is type(expected_label)
     with pytest.raises(IndexError):
-        copied[len(dataset)]
+        copy[len(dataset)]
 
 
-def test_the_samples_are_those_of_the_folder(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_copy_equals_image_folder(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(vision.ImageFolder(folder, loader=gl.read))
     monkeypatch.chdir(folder.parent)
     for root in (folder.name, f"./{folder.name}/", f"{folder}//", Path(folder.name)):
@@ -50,7 +41,7 @@ def test_the_samples_are_those_of_the_folder(vision: ModuleType, folder: Path, m
     assert_same(vision.ImageFolder(".", loader=gl.read))
 
 
-def test_samples_that_the_user_has_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+def test_folder_copy_has_samples_that_the_user_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     dataset = vision.ImageFolder(folder, loader=gl.read)
     first, second, third, *_ = [path for path, _ in dataset.samples]
     elsewhere = tmp_path / "pícture\udcff.jpg"
@@ -68,15 +59,15 @@ def test_samples_that_the_user_has_changed(vision: ModuleType, folder: Path, tmp
         assert_same(dataset)
 
 
-def test_parts_of_a_folder(vision: ModuleType, folder: Path) -> None:
+def test_subset_copy_has_the_samples_of_subset(vision: ModuleType, folder: Path) -> None:
     dataset = vision.ImageFolder(folder, loader=gl.read)
-    for part in random_split(dataset, [6, 4], torch.Generator().manual_seed(3)):
-        assert_same(part)
+    for subset in random_split(dataset, [6, 4], torch.Generator().manual_seed(3)):
+        assert_same(subset)
     assert_same(Subset(Subset(dataset, range(8)), np.array([3, 1, 7])))
     assert Subset(dataset, [1]).dataset is dataset
 
 
-def test_what_travels_is_small(vision: ModuleType, folder: Path) -> None:
+def test_folder_copy_pickles_without_torch_in_under_20_bytes_a_sample(vision: ModuleType, folder: Path) -> None:
     dataset = vision.ImageFolder(folder, loader=gl.read)
     dataset.samples = dataset.samples * 1000
     buffers: list[pickle.PickleBuffer] = []
@@ -86,24 +77,24 @@ def test_what_travels_is_small(vision: ModuleType, folder: Path) -> None:
     assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(dataset.samples)
 
 
-def test_all_others_stay_as_they_are(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(vision.ImageFolder):
+def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SubclassedFolder(vision.ImageFolder):
         pass
 
-    reading = {"loader": gl.read}
-    plain = vision.ImageFolder(folder, **reading)
-    others = [
-        Mine(folder, **reading),
+    options = {"loader": gl.read}
+    plain = vision.ImageFolder(folder, **options)
+    datasets = [
+        SubclassedFolder(folder, **options),
         vision.ImageFolder(folder),
         vision.ImageFolder(folder, loader=functools.partial(gl.read)),
-        vision.ImageFolder(folder, transform=str, **reading),
-        vision.ImageFolder(folder, target_transform=str, **reading),
+        vision.ImageFolder(folder, transform=str, **options),
+        vision.ImageFolder(folder, target_transform=str, **options),
         vision.DatasetFolder(folder, gl.read, (".jpg",)),
         ConcatDataset([plain]),
         gl.ImageFolder(folder),
         [1, 2],
     ]
-    for dataset in others:
+    for dataset in datasets:
         assert without_torch(dataset) is dataset
         subset = Subset(dataset, [0])
         assert without_torch(subset) is subset
@@ -122,16 +113,12 @@ def has_torch(pid: int) -> bool:
 @pytest.mark.fresh
 @pytest.mark.processes
 @pytest.mark.parametrize("part", ["folder", "subset"])
-def test_workers_import_no_torch_and_see_changes(vision: ModuleType, folder: Path, part: str) -> None:
-    """Changes of the dataset reach workers between two epochs, as they do where the dataset itself was sent."""
+def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleType, folder: Path, part: str) -> None:
     dataset = images = vision.ImageFolder(folder, loader=gl.read)
     if part == "subset":
         dataset = Subset(images, [7, 2, 5, 9, 0, 3])
     options: dict[str, Any] = {"batch_size": 3, "device": "cpu", "transforms": [T.RandomCrop(16)]}
-    with (
-        gl.Loader(dataset, num_workers=2, **options) as loader,
-        gl.Loader(dataset, num_workers=0, **options) as here,
-    ):
+    with gl.Loader(dataset, num_workers=2, **options) as loader, gl.Loader(dataset, num_workers=0, **options) as here:
         assert loader.dataset is dataset
 
         def assert_same_epoch() -> list[int]:
@@ -155,13 +142,13 @@ def test_workers_import_no_torch_and_see_changes(vision: ModuleType, folder: Pat
             assert_same_epoch()
 
 
-def test_a_worker_init_fn_finds_the_dataset_itself(folder: Path, vision: ModuleType) -> None:
+def test_loader_with_worker_init_fn_sends_the_dataset_itself(folder: Path, vision: ModuleType) -> None:
     dataset = vision.ImageFolder(folder, loader=gl.read)
     options: dict[str, Any] = {"device": "cpu", "transforms": [T.CenterCrop(16)]}
-    for more, same in (
+    for worker_options, is_same in (
         ({"num_workers": 2}, False),
         ({"num_workers": 2, "worker_init_fn": print}, True),
         ({"num_workers": 0}, True),
     ):
-        with gl.Loader(dataset, **options, **more) as loader:
-            assert (loader._options.dataset_to_send is dataset) is same
+        with gl.Loader(dataset, **options, **worker_options) as loader:
+            assert (loader._options.dataset_to_send is dataset) is is_same

@@ -20,17 +20,17 @@ class Server(ThreadingHTTPServer):
         files: path → bytes, without a leading slash.
         faults: the outcomes of the next GET requests, in order: a status such as 503, "stall" (no answer), "reset"
             (closed without an answer), "short" (half of the body), "less" (a complete answer with half the range),
-            "whole" (the entire file, ignoring the range), "cut" (also ignores the range, and sends half of the file as
+            "entire" (the entire file, ignoring the range), "cut" (also ignores the range, and sends half of the file as
             if that were all), "other" (a shifted range, declared as such), "page" (status 200 and a login page),
             "empty" (status 200 and an empty body), "gzip" (compressed if the client accepts that), "packed"
             (compressed in any case), "endless" (a body without end), "200" (the range with status 200, like rclone's
             S3), or "fine".
         always: the outcome of all further requests.
-        asked: path, range and method of each request.
-        most: the maximum number of concurrent requests.
+        requests: path, range and method of each request.
+        max_concurrent: the maximum number of concurrent requests.
         sent: the bytes sent in endless bodies.
-        together: the number of requests that must arrive before the first is answered, which then waits a moment for
-            one more.
+        awaited_requests: the number of requests that must arrive before the first is answered, which then waits a
+            moment for one more.
     """
 
     daemon_threads = True
@@ -42,12 +42,12 @@ class Server(ThreadingHTTPServer):
         self.files = dict(files)
         self.faults: list[int | str] = []
         self.always: int | str = "fine"
-        self.asked: list[tuple[str, str, str]] = []
-        self.most = self.now = 0
-        self.together = self.sent = 0
+        self.requests: list[tuple[str, str, str]] = []
+        self.max_concurrent = self.concurrent = 0
+        self.awaited_requests = self.sent = 0
         self.version = "1"
         self.lock = threading.Condition()
-        self.over = threading.Event()
+        self.stopping = threading.Event()
 
     @property
     def url(self) -> str:
@@ -55,7 +55,7 @@ class Server(ThreadingHTTPServer):
 
     def ranges(self, ending: str = "") -> list[str]:
         """Return the requested ranges of files whose names end with `ending`."""
-        return [span for path, span, method in self.asked if method == "GET" and path.endswith(ending)]
+        return [span for path, span, method in self.requests if method == "GET" and path.endswith(ending)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,26 +69,26 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         with server.lock:
-            server.now += 1
-            server.most = max(server.most, server.now)
-            if server.together:
+            server.concurrent += 1
+            server.max_concurrent = max(server.max_concurrent, server.concurrent)
+            if server.awaited_requests:
                 server.lock.notify_all()
-                server.lock.wait_for(lambda: server.most >= server.together, 60)
-                server.lock.wait_for(lambda: server.most > server.together, 0.05)
-            server.now -= 1  # before the client can receive its answer and send another request
+                server.lock.wait_for(lambda: server.max_concurrent >= server.awaited_requests, 60)
+                server.lock.wait_for(lambda: server.max_concurrent > server.awaited_requests, 0.05)
+            server.concurrent -= 1  # before the client can receive its answer and send another request
         self.answer(with_body=True)
 
     def answer(self, *, with_body: bool) -> None:
         name, span = unquote(self.path.partition("?")[0]).lstrip("/"), self.headers.get("Range", "")
         with self.server.lock:
-            self.server.asked.append((name, span, self.command))
+            self.server.requests.append((name, span, self.command))
             fault = self.server.always
             if with_body and self.server.faults:
                 fault = self.server.faults.pop(0)
         if isinstance(fault, int):
             self.reply(fault, b"", {})
         elif fault == "stall":
-            self.server.over.wait(20)
+            self.server.stopping.wait(20)
             self.close_connection = True
         elif fault == "reset":
             self.close_connection = True
@@ -112,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
             span, data = "", data[: len(data) // 2]
         if fault == "packed" or (fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", "")):
             span, data, headers["Content-Encoding"] = "", gzip.compress(data), "gzip"
-        if (match := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "whole":
-            begin, end = int(match[1]), min(int(match[2]) + 1, len(data))
+        if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "entire":
+            begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
             if fault == "less":
                 end = (begin + end) // 2
             if fault == "other":
@@ -137,20 +137,20 @@ class Handler(BaseHTTPRequestHandler):
     def send_without_end(self, span: str) -> None:
         """Send a chunked body until the client disconnects."""
         self.send_response(206 if span else 200)
-        if match := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
-            self.send_header("Content-Range", f"bytes {match[1]}-{match[2]}/{1 << 40}")
+        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
+            self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{1 << 40}")
         self.send_header("Content-Type", "text/html")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.close_connection = True
         with contextlib.suppress(OSError):
-            while not self.server.over.is_set():
+            while not self.server.stopping.is_set():
                 self.wfile.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
                 self.server.sent += 0x10000
 
     def listing(self, folder: str) -> bytes:
-        paths = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
-        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in paths}
+        rest = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
+        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in rest}
         return "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in ["../", *sorted(names)]).encode()
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -166,7 +166,7 @@ def served(files: Mapping[str, bytes]) -> Iterator[Server]:
     try:
         yield server
     finally:
-        server.over.set()
+        server.stopping.set()
         server.shutdown()
         thread.join()
         server.server_close()

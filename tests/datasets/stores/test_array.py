@@ -1,4 +1,4 @@
-"""Arrays in a file: what samples they give, and which files are refused in which words."""
+"""`ArrayFile`: samples and labels of arrays in a file, and errors about files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import check_loader
+from helpers.patterns import exactly
 
 import gpuload as gl
 from gpuload.datasets.stores.array import COLD_CHUNKS, ArrayFile
@@ -20,24 +21,20 @@ from gpuload.datasets.stores.array import COLD_CHUNKS, ArrayFile
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 24, 32, 3), np.uint8)
 
 
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
-
-
-def saved(folder: Path, array: np.ndarray, **more: object) -> Path:
+def write_npy(folder: Path, array: np.ndarray, **more: object) -> Path:
     path = folder / "array.npy"
     np.save(path, array, **more)
     return path
 
 
 @pytest.mark.processes
-def test_batches_are_those_of_the_pixels(tmp_path: Path) -> None:
-    labels = saved(tmp_path, np.arange(12)).rename(tmp_path / "labels.npy")
-    check_loader(ArrayFile(saved(tmp_path, PIXELS), labels=labels), list(PIXELS), range(12))
+def test_array_file_batches_equal_those_of_the_pixels(tmp_path: Path) -> None:
+    labels = write_npy(tmp_path, np.arange(12)).rename(tmp_path / "labels.npy")
+    check_loader(ArrayFile(write_npy(tmp_path, PIXELS), labels=labels), list(PIXELS), range(12))
 
 
-def test_a_sample_is_a_view_of_the_file(tmp_path: Path) -> None:
-    dataset = ArrayFile(saved(tmp_path, PIXELS), labels=np.arange(12, dtype=np.uint8))
+def test_array_file_samples_are_read_only_views_of_the_file(tmp_path: Path) -> None:
+    dataset = ArrayFile(write_npy(tmp_path, PIXELS), labels=np.arange(12, dtype=np.uint8))
     image, label = dataset[-2]
     assert (image.hwc == PIXELS[10]).all()
     assert (label, type(label)) == (10, int)
@@ -46,30 +43,27 @@ def test_a_sample_is_a_view_of_the_file(tmp_path: Path) -> None:
     again = dataset[10][0].hwc
     assert np.shares_memory(again, image.hwc)
     assert [label for _, label in dataset.__getitems__([3, 1, 3])] == [3, 1, 3]
+    assert ArrayFile(dataset.path).__getitems__([]) == [], "the first chunk counts as read from a disk"
     with pytest.raises(IndexError, match=r"index 12 is out of range: ArrayFile\('.*array.npy'\) has 12 samples$"):
         dataset[12]
     assert repr(dataset) == f"ArrayFile('{tmp_path}/array.npy': 12 samples of 24×32×3, uint8)"
 
 
-def test_no_samples_are_asked_for(tmp_path: Path) -> None:
-    assert ArrayFile(saved(tmp_path, PIXELS)).__getitems__([]) == [], "the first chunk counts as read from a disk"
-
-
-def test_it_is_pickled_without_its_numbers_and_without_a_descriptor(tmp_path: Path) -> None:
-    dataset = ArrayFile(saved(tmp_path, PIXELS))
+def test_array_file_pickles_without_pixels_and_descriptors(tmp_path: Path) -> None:
+    dataset = ArrayFile(write_npy(tmp_path, PIXELS))
     assert (dataset[1].hwc == PIXELS[1]).all()
-    sent = pickle.dumps(dataset)
-    assert len(sent) < 2000 < PIXELS.nbytes
-    held = open_below(tmp_path)
-    copy = pickle.loads(sent)
-    assert open_below(tmp_path) == held
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 2000 < PIXELS.nbytes
+    open_files = open_below(tmp_path)
+    copy = pickle.loads(pickled)
+    assert open_below(tmp_path) == open_files
     assert (copy[1].hwc == PIXELS[1]).all()
     copy.close()
-    assert open_below(tmp_path) == held
+    assert open_below(tmp_path) == open_files
     assert (copy[1].hwc == PIXELS[1]).all()
 
 
-def test_plain_numbers(tmp_path: Path) -> None:
+def test_array_file_reads_a_raw_file(tmp_path: Path) -> None:
     path = tmp_path / "numbers.bin"
     path.write_bytes(b"head" + PIXELS.tobytes())
     for first in (12, -1):
@@ -90,56 +84,58 @@ def test_plain_numbers(tmp_path: Path) -> None:
         ((9, 2, 20, 30), "float32", "DCHW", (9, 20, 30, 2)),
     ],
 )
-def test_layouts(tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str | None, hwc: tuple[int, ...]) -> None:
+def test_array_file_layouts_give_hwc(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str | None, hwc: tuple[int, ...]
+) -> None:
     array = np.arange(2 * np.prod(shape)).reshape(2, *shape).astype(dtype)
-    image = ArrayFile(saved(tmp_path, array), layout=layout)[1]
+    image = ArrayFile(write_npy(tmp_path, array), layout=layout)[1]
     assert image.hwc.shape == hwc
     assert sorted(image.hwc.ravel()) == sorted(array[1].ravel())
     assert image.hwc.dtype == np.dtype(dtype).newbyteorder("=")
 
 
-def test_what_is_no_image_stays_an_array(tmp_path: Path) -> None:
+def test_array_file_of_other_data_yields_arrays(tmp_path: Path) -> None:
     array = np.arange(4 * 600, dtype=">i2").reshape(4, 600)
-    dataset = ArrayFile(saved(tmp_path, array), labels=[0, 1, 2, 3])
+    dataset = ArrayFile(write_npy(tmp_path, array), labels=[0, 1, 2, 3])
     loader = gl.Loader(dataset, batch_size=2, num_workers=0, device="cpu")
     values, _ = next(iter(loader))
     assert torch.equal(values, torch.from_numpy(array[:2].astype(np.int16)))
-    assert isinstance(ArrayFile(saved(tmp_path, PIXELS), layout="data")[0], np.ndarray)
-    assert ArrayFile(saved(tmp_path, np.arange(4.0)))[3] == 3.0
-    converted = ArrayFile(saved(tmp_path, np.full((2, 9, 9), -5, np.int16)), as_dtype="float32")[0]
+    assert isinstance(ArrayFile(write_npy(tmp_path, PIXELS), layout="data")[0], np.ndarray)
+    assert ArrayFile(write_npy(tmp_path, np.arange(4.0)))[3] == 3.0
+    converted = ArrayFile(write_npy(tmp_path, np.full((2, 9, 9), -5, np.int16)), as_dtype="float32")[0]
     assert (converted.hwc.dtype, converted.hwc.min()) == (np.dtype("float32"), -5)
 
 
-def test_labels(tmp_path: Path) -> None:
-    path = saved(tmp_path, PIXELS)
+def test_array_file_labels_have_one_entry_per_sample(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, PIXELS)
     assert ArrayFile(path, labels=["a", "b"] * 6)[1][1] == "b"
     assert ArrayFile(path, labels=np.ones((12, 5)))[1][1].tolist() == [1.0] * 5
     assert isinstance(ArrayFile(path)[0], gl.Image)
     message = f"labels must have one entry for each of the 12 samples of {str(path)!r}, got shape (11,)"
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path, labels=range(11))
-    with pytest.raises(
-        TypeError, match=r"^labels must form an array with one entry per sample, all of the same shape: "
-    ):
+    with pytest.raises(TypeError, match=r"labels must form an array with one entry per sample, all of the same shape:"):
         ArrayFile(path, labels=[[1], [2, 3]] * 6)
     with pytest.raises(TypeError, match=r"^labels must be numbers or strings, one per sample, got object"):
         ArrayFile(path, labels=[None] * 12)
 
 
-def test_a_pickle_in_an_npy_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, np.array([{}, []], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="holds pickled Python objects, which gpuload never loads, since unpickling"):
-        ArrayFile(path)
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([{}, []], object), "holds pickled Python objects, which gpuload never loads, since unpickling"),
+        (np.asfortranarray(PIXELS), "is stored in Fortran order, which scatters each sample across the file"),
+    ],
+    ids=["objects", "fortran"],
+)
+def test_array_file_refuses_objects_and_fortran_order(tmp_path: Path, array: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ArrayFile(write_npy(tmp_path, array, allow_pickle=True))
 
 
-def test_fortran_order_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, np.asfortranarray(PIXELS))
-    with pytest.raises(ValueError, match="is stored in Fortran order, which scatters each sample across the file"):
-        ArrayFile(path)
-
-
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, PIXELS)
+def test_array_file_refuses_a_truncated_file(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, PIXELS)
+    dataset = ArrayFile(path)
     os.truncate(path, 5000)
     message = (
         f"{str(path)!r} is truncated: uint8 of shape (12, 24, 32, 3) ends at byte 27,776, but "
@@ -147,12 +143,6 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=exactly(message)):
         ArrayFile(path)
-
-
-def test_a_file_that_is_cut_off_later_is_not_mapped(tmp_path: Path) -> None:
-    path = saved(tmp_path, PIXELS)
-    dataset = ArrayFile(path)
-    os.truncate(path, 5000)
     message = "it was changed after the dataset was created (it had 27,776 bytes, and now has 5,000); create"
     with pytest.raises(gl.DecodeError, match=re.escape(message)) as caught:
         dataset[0]
@@ -160,8 +150,8 @@ def test_a_file_that_is_cut_off_later_is_not_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(-1, 3), (2, -3), (True, 3), (2, False)])
-def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> None:
-    """numpy takes these."""
+def test_array_file_refuses_an_invalid_shape_in_the_header(tmp_path: Path, shape: tuple) -> None:
+    """NumPy accepts these shapes."""
     path = tmp_path / "a.npy"
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -194,16 +184,12 @@ def test_a_shape_that_is_none_names_the_file(tmp_path: Path, shape: tuple) -> No
             "has 6 bytes after offset 0, not a multiple of the sample size of 4",
         ),
         (b"abcdef", {"dtype": "u1", "shape": (6, 0)}, "are empty: its array has shape (6, 0)"),
-        (
-            b"abcdef",
-            {"dtype": "u1", "shape": (2, -1)},
-            "shape can contain -1 only as its first length, got (2, -1)",
-        ),
+        (b"abcdef", {"dtype": "u1", "shape": (2, -1)}, "shape can contain -1 only as its first length, got (2, -1)"),
         (b"abcdef", {"dtype": "S2", "shape": (3,)}, "holds |S2; expected numbers"),
         (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),
     ],
 )
-def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, message: str) -> None:
+def test_array_file_refuses_other_files(tmp_path: Path, start: bytes, options: dict, message: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(start)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -211,54 +197,56 @@ def test_files_that_are_no_array(tmp_path: Path, start: bytes, options: dict, me
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "message"),
+    ("shape", "dtype", "layout", "message"),
     [
-        ((100, 64, 100), {}, "Use layout='DHW' for volumes without channels, and layout='data' for non-images"),
-        ((9, 9), {"layout": "HWC"}, "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
+        ((100, 64, 100), "u1", None, "Use layout='DHW' for volumes without channels, and layout='data' for non-images"),
+        ((9, 9), "u1", "HWC", "of shape (9, 9), uint8, but layout='HWC' needs 3 axes"),
+        (
+            (9, 9),
+            "i2",
+            "HW",
+            "int16, but images must be uint8, uint16 or float32; convert them with as_dtype='float32'",
+        ),
     ],
 )
-def test_layouts_that_do_not_fit(tmp_path: Path, shape: tuple[int, ...], options: dict, message: str) -> None:
+def test_array_file_refuses_wrong_layouts_and_dtypes(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        ArrayFile(saved(tmp_path, np.zeros((2, *shape), np.uint8)), **options)
+        ArrayFile(write_npy(tmp_path, np.zeros((2, *shape), dtype)), layout=layout)
 
 
-def test_images_of_other_dtypes_are_refused(tmp_path: Path) -> None:
-    message = "int16, but images must be uint8, uint16 or float32; convert them with as_dtype='float32'"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        ArrayFile(saved(tmp_path, np.zeros((2, 9, 9), np.int16)), layout="HW")
-
-
-def test_paths_that_are_no_file(tmp_path: Path) -> None:
+def test_array_file_refuses_missing_files_and_folders(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none.npy' does not exist; expected a .npy file, or a raw file"):
         ArrayFile(tmp_path / "none.npy")
     with pytest.raises(IsADirectoryError, match=r"is a folder; expected a .npy file"):
         ArrayFile(tmp_path)
 
 
-def test_what_comes_from_a_disk_is_named_to_the_kernel(tmp_path: Path) -> None:
-    """A chunk as it begins, if it is not in order; at first, and for a few chunks after one from a disk."""
+def test_array_file_advises_the_kernel_of_samples_on_a_disk(tmp_path: Path) -> None:
+    """Chunks that are not in order are advised at first, and for a few chunks after one was read from a disk."""
     pages = np.zeros((20, 64, 64, 1), np.uint8)
-    dataset = ArrayFile(saved(tmp_path, pages))
+    dataset = ArrayFile(write_npy(tmp_path, pages))
     before, page = os.path.getsize(dataset.path) - pages.nbytes, pages[0].nbytes
-    handle, told = dataset._handle, []
-    handle.mapping = SimpleNamespace(madvise=lambda how, start, nbytes: told.append((start, start + nbytes)))
+    handle, advised = dataset._handle, []
+    handle.mapping = SimpleNamespace(madvise=lambda how, start, nbytes: advised.append((start, start + nbytes)))
     handle._disk = SimpleNamespace(was_read=lambda: from_disk)
 
-    def named(*chunk: int) -> list[tuple[int, int]]:
-        """The first sample, and the one behind the last."""
-        told.clear()
+    def advised_samples(*chunk: int) -> list[tuple[int, int]]:
+        """Return the index of the first sample of each advised span, and of the one after the last."""
+        advised.clear()
         dataset._image_rows(list(chunk))
-        return [(start // page, (end - before) // page) for start, end in told]
+        return [(start // page, (end - before) // page) for start, end in advised]
 
     from_disk = True
-    assert named(2, 3, 4) == []
-    assert named(2, 2, 3) == []
-    assert named(9, 1, 2) == [(1, 3), (9, 10)]
-    assert named(9, 9, 1) == [(1, 2), (9, 10)]
-    assert named(5) == [(5, 6)]
+    assert advised_samples(2, 3, 4) == []
+    assert advised_samples(2, 2, 3) == []
+    assert advised_samples(9, 1, 2) == [(1, 3), (9, 10)]
+    assert advised_samples(9, 9, 1) == [(1, 2), (9, 10)]
+    assert advised_samples(5) == [(5, 6)]
     from_disk = False
-    assert [len(named(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
+    assert [len(advised_samples(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
     from_disk = True
-    told.clear()
+    advised.clear()
     dataset.__getitems__([7, 9])
-    assert len(told) == 2
+    assert len(advised) == 2

@@ -1,4 +1,4 @@
-"""Indices in files: given back as they were, built anew where the source or the file is another one."""
+"""`load_or_build`: indices in files, which are built again after a change; and the folder of these files."""
 
 from __future__ import annotations
 
@@ -11,50 +11,46 @@ import numpy as np
 import pytest
 
 import gpuload as gl
-from gpuload.datasets.stores import cached as module
+from gpuload.datasets.stores import cached as cached_module
 from gpuload.datasets.stores.cached import cache_folder, load_or_build
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("index_cache")
 
 
 def build(number: int = 3) -> dict[str, np.ndarray]:
     return {"data": np.arange(1000, dtype=np.uint8), "offsets": np.arange(number, dtype=np.int64), "none": np.empty(0)}
 
 
-def refuse() -> dict[str, np.ndarray]:
+def fail_to_build() -> dict[str, np.ndarray]:
     raise AssertionError("built again")
 
 
-def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return found.keys() == expected.keys() and all(
-        array.dtype == expected[name].dtype and np.array_equal(array, expected[name]) for name, array in found.items()
+def are_equal(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return arrays.keys() == expected.keys() and all(
+        values.dtype == expected[name].dtype and np.array_equal(values, expected[name])
+        for name, values in arrays.items()
     )
 
 
-def test_what_was_built_is_read_the_next_time(folder: Path) -> None:
-    assert same(load_or_build("/a", [1, "x", None], build), build())
-    assert same(load_or_build("/a", (1, "x", None), refuse), build())
-    assert os.stat(folder).st_mode & 0o777 == 0o700
-    assert [path.suffix for path in folder.iterdir()] == [".index"]
+def test_load_or_build_reads_the_stored_index_the_next_time(index_cache: Path) -> None:
+    assert are_equal(load_or_build("/a", [1, "x", None], build), build())
+    assert are_equal(load_or_build("/a", (1, "x", None), fail_to_build), build())
+    assert os.stat(index_cache).st_mode & 0o777 == 0o700
+    assert [path.suffix for path in index_cache.iterdir()] == [".index"]
 
 
-def test_another_source_gets_its_own(folder: Path) -> None:
+def test_load_or_build_builds_another_index_for_another_source(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
-    assert same(load_or_build("/a", [2], lambda: build(4)), build(4)), "the same one, written to"
-    assert same(load_or_build("/b", [1], lambda: build(5)), build(5))
-    assert same(load_or_build("/a", [2], refuse), build(4))
-    assert len(list(folder.iterdir())) == 2, "the new one takes the place of the old one"
+    assert are_equal(load_or_build("/a", [2], lambda: build(4)), build(4)), "the identity changed"
+    assert are_equal(load_or_build("/b", [1], lambda: build(5)), build(5))
+    assert are_equal(load_or_build("/a", [2], fail_to_build), build(4))
+    assert len(list(index_cache.iterdir())) == 2, "an index replaces the earlier one of the same path"
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "identity", "directory", "length", "swapped"])
-def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
+def test_load_or_build_builds_a_damaged_index_again(index_cache: Path, damage: str) -> None:
     load_or_build("/a", [1], build)
-    (path,) = folder.iterdir()
+    (path,) = index_cache.iterdir()
     data = path.read_bytes()
     at = data.index(bytes(range(64)))
     changed = {
@@ -68,21 +64,21 @@ def test_a_damaged_file_is_built_anew(folder: Path, damage: str) -> None:
     assert changed[damage] != data
     path.write_bytes(changed[damage])
     for identity in ([1], [7]):
-        assert same(load_or_build("/a", identity, lambda: build(7)), build(7))
-    assert same(load_or_build("/a", [7], refuse), build(7))
+        assert are_equal(load_or_build("/a", identity, lambda: build(7)), build(7))
+    assert are_equal(load_or_build("/a", [7], fail_to_build), build(7))
 
 
-def test_an_error_of_is_fresh_is_raised_unless_the_arrays_are_other_ones(folder: Path) -> None:
+def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
     with pytest.raises(ZeroDivisionError):
-        load_or_build("/a", [1], refuse, is_fresh=lambda arrays: 1 / 0 > 0)
-    assert same(load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
+        load_or_build("/a", [1], fail_to_build, is_fresh=lambda arrays: 1 / 0 > 0)
+    assert are_equal(load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
-def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
+def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, damage: str) -> None:
     load_or_build("/a", [1], lambda: {"data": np.zeros(1_000_000, np.uint8)})
-    (path,) = folder.iterdir()
+    (path,) = index_cache.iterdir()
     data = path.read_bytes()
     if damage == "directory":
         size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its head
@@ -95,22 +91,22 @@ def test_a_damaged_length_takes_no_memory(folder: Path, damage: str) -> None:
     path.write_bytes(changed)
     tracemalloc.start()
     try:
-        assert same(load_or_build("/a", [1], lambda: build(7)), build(7))
+        assert are_equal(load_or_build("/a", [1], lambda: build(7)), build(7))
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
 
 
-def test_small_ones_and_those_without_a_place_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_BYTES", 1 << 20)
+def test_load_or_build_does_not_store_small_indices(index_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 1 << 20)
     load_or_build("/a", [1], build)
-    assert not folder.exists()
-    monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    folder.write_text("a file where the folder should be")
-    assert same(load_or_build("/a", [1], build), build())
+    assert not index_cache.exists()
+    monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
+    index_cache.write_text("a file where the folder should be")
+    assert are_equal(load_or_build("/a", [1], build), build())
 
 
-def test_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_xdg_cache_home_and_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPULOAD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert cache_folder() == "/x/gpuload"
@@ -120,8 +116,8 @@ def test_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """As for a user without HOME and without an entry in the table of users; returns the temporary folder."""
+def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The temporary folder of a user without HOME and without an entry in the table of users."""
     for name in ("GPULOAD_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -132,11 +128,10 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "tmp"
 
 
-def test_without_a_home_they_are_in_a_temporary_folder(homeless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = homeless / f"gpuload-{os.getuid()}"
-    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+def test_cache_folder_without_home_is_a_temporary_one(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = temporary_folder / f"gpuload-{os.getuid()}"
     for _ in range(2):
-        assert same(load_or_build("/a", [1], build), build())
+        assert are_equal(load_or_build("/a", [1], build), build())
         assert cache_folder() == str(expected)
     assert expected.stat().st_mode & 0o777 == 0o700
     assert len(list(expected.iterdir())) == 1
@@ -145,27 +140,26 @@ def test_without_a_home_they_are_in_a_temporary_folder(homeless: Path, monkeypat
     assert cache_folder() == str(expected)
 
 
-@pytest.mark.parametrize("theirs", ["a link", "others may write", "a file", "no temporary folder", "another user's"])
-def test_a_temporary_folder_that_is_not_this_users_alone_is_not_used(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
+@pytest.mark.parametrize("obstacle", ["a link", "others may write", "a file", "no temporary folder", "another user's"])
+def test_cache_folder_refuses_a_shared_temporary_one(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    path = homeless / f"gpuload-{os.getuid()}"
+    path = temporary_folder / f"gpuload-{os.getuid()}"
     make = {
-        "a link": lambda: path.symlink_to(homeless.parent),
+        "a link": lambda: path.symlink_to(temporary_folder.parent),
         "others may write": lambda: (path.mkdir(), path.chmod(0o777)),
         "a file": path.touch,
         "no temporary folder": lambda: monkeypatch.setattr(tempfile, "tempdir", "/dev/null"),
-        "another user's": lambda: (path.mkdir(), monkeypatch.setattr(module.os, "getuid", lambda: -1)),
+        "another user's": lambda: (path.mkdir(), monkeypatch.setattr(cached_module.os, "getuid", lambda: -1)),
     }
-    make[theirs]()
-    (homeless / "gpuload--1").mkdir()
-    monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    assert cache_folder() == module.NOWHERE
-    assert same(load_or_build("/a", [1], build), build())
+    make[obstacle]()
+    (temporary_folder / "gpuload--1").mkdir()
+    assert cache_folder() == cached_module.NOWHERE
+    assert are_equal(load_or_build("/a", [1], build), build())
     assert os.listdir() == []
 
 
-def test_a_path_in_a_home_that_is_not_known_is_refused(homeless: Path) -> None:
+def test_datasets_refuse_a_tilde_without_a_home(temporary_folder: Path) -> None:
     for use in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
         with pytest.raises(FileNotFoundError, match=r"^the home directory for '~/set' is unknown: HOME is not set, "):
             use("~/set")

@@ -1,4 +1,4 @@
-"""HDF5 files: bytes and pixels, how much is read, and what is refused."""
+"""`HDF5`: encoded images and pixels, chunks, and errors about files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ from gpuload.datasets.stores.hdf5 import HDF5
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 24, 32, 3), np.uint8)
 
 
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
-
-
-def written(path: Path, *, pixels: bool = False, labels: Any = LABELS, **options: Any) -> Path:
+def write_hdf5(path: Path, *, pixels: bool = False, labels: Any = LABELS, **options: Any) -> Path:
     with h5py.File(path, "w") as file:
         if pixels:
             file.create_dataset("images", data=PIXELS, **options)
@@ -41,12 +37,12 @@ def written(path: Path, *, pixels: bool = False, labels: Any = LABELS, **options
 
 
 @pytest.mark.processes
-def test_batches_are_those_of_the_images(tmp_path: Path) -> None:
-    check_loader(HDF5(written(tmp_path / "a.h5")))
+def test_hdf5_batches_equal_those_of_the_images(tmp_path: Path) -> None:
+    check_loader(HDF5(write_hdf5(tmp_path / "a.h5")))
 
 
-def test_batches_are_those_of_the_pixels(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
+def test_hdf5_reads_pixels_in_any_order(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
     dataset = HDF5(path)
     order = [7, 2, 11, 3, 7]
     assert [label for _, label in dataset.__getitems__(order)] == [LABELS[number] for number in order]
@@ -54,8 +50,8 @@ def test_batches_are_those_of_the_pixels(tmp_path: Path) -> None:
         assert (image.hwc == PIXELS[number]).all()
 
 
-def test_encoded_images(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.h5")
+def test_hdf5_reads_encoded_images(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.h5")
     dataset = HDF5(path, mode="L")
     assert dataset[-1] == (gl.Encoded(jpegs()[11], "L", f"{path}: 'images', row 11"), 2)
     assert (len(dataset), type(dataset[0][1])) == (COUNT, int)
@@ -63,21 +59,19 @@ def test_encoded_images(tmp_path: Path) -> None:
     assert repr(dataset) == f"HDF5('{path}': 12 samples in 'images')"
 
 
-def test_other_targets_and_layouts(tmp_path: Path) -> None:
-    texts = HDF5(written(tmp_path / "a.h5", labels=[f"ä{n}" for n in range(COUNT)]))
+def test_hdf5_reads_other_targets_and_layouts(tmp_path: Path) -> None:
+    texts = HDF5(write_hdf5(tmp_path / "a.h5", labels=[f"ä{n}" for n in range(COUNT)]))
     assert texts[3][1] == "ä3"
     arrays = np.arange(COUNT * 6.0).reshape(COUNT, 6)
-    path = written(tmp_path / "b.h5", pixels=True, labels=arrays)
+    path = write_hdf5(tmp_path / "b.h5", pixels=True, labels=arrays)
     assert HDF5(path)[5][1].tolist() == arrays[5].tolist()
     assert HDF5(path, as_dtype="float32")[1][0].hwc.dtype == np.float32
     assert HDF5(path, layout="data")[1][0].tolist() == PIXELS[1].tolist()
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 32 << 20])
-def test_a_chunk_is_read_once_for_all_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
-) -> None:
-    path = written(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
+def test_hdf5_reads_each_chunk_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int) -> None:
+    path = write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
     with h5py.File(path) as file:
         offsets = [file["images"].id.get_chunk_info(chunk).byte_offset for chunk in range(3)]
     read: list[int] = []
@@ -87,8 +81,8 @@ def test_a_chunk_is_read_once_for_all_its_samples(
             read.append(self.tell())
             return super().readinto(buffer)
 
-    real, watched = h5py.File, Watched(path.read_bytes())
-    monkeypatch.setattr(h5py, "File", lambda _, mode, locking, **more: real(watched, mode, **more))
+    open_file, watched = h5py.File, Watched(path.read_bytes())
+    monkeypatch.setattr(h5py, "File", lambda _, mode, locking, **more: open_file(watched, mode, **more))
     dataset = HDF5(path, cache_bytes=cache_bytes)
     read.clear()
     samples = dataset.__getitems__([7, 3, 11, 1, 7, 9])
@@ -97,8 +91,8 @@ def test_a_chunk_is_read_once_for_all_its_samples(
         assert (image.hwc == PIXELS[number]).all()
 
 
-def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.h5")
+def test_hdf5_pickles_without_its_descriptor(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.h5")
     dataset = HDF5(path)
     assert open_below(tmp_path) == 0
     assert dataset[1][0].data == jpegs()[1]
@@ -110,8 +104,8 @@ def test_pickled_without_its_descriptor(tmp_path: Path) -> None:
     assert copy[1][0].data == jpegs()[1]
 
 
-def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.h5")
+def test_hdf5_refuses_truncated_and_other_files(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.h5")
     dataset = HDF5(path)
     os.truncate(path, path.stat().st_size - 500)
     with pytest.raises(ValueError, match=r"a.h5' is not an HDF5 file, or is truncated: .*truncated file"):
@@ -123,20 +117,20 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
         HDF5(path)
 
 
-def test_a_file_that_was_replaced_is_refused_and_one_that_was_written_to_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.h5")
+def test_hdf5_refuses_a_replaced_file_and_reads_one_that_was_extended(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.h5")
     dataset = HDF5(path)
     with h5py.File(path, "r+") as file:
         file["more"] = np.zeros(1000)
     assert dataset[1][0].data == jpegs()[1]
     dataset.close()
-    os.replace(written(tmp_path / "b.h5"), path)
+    os.replace(write_hdf5(tmp_path / "b.h5"), path)
     with pytest.raises(gl.DecodeError, match=r"a.h5': it was replaced by another file after the dataset was created"):
         dataset[1]
 
 
-def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.h5", pixels=True, chunks=(4, 24, 32, 3), compression="gzip")
+def test_hdf5_names_a_damaged_chunk(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(4, 24, 32, 3), compression="gzip")
     with h5py.File(path) as file:
         where = file["images"].id.get_chunk_info(1).byte_offset
     with open(path, "r+b") as file:
@@ -150,73 +144,73 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     assert (dataset[3][0].hwc == PIXELS[3]).all()
 
 
-def test_neighbours_are_read_by_one_call_of_at_most_16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdf5_reads_up_to_16_adjacent_rows_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         images = file.create_dataset("images", 50, h5py.vlen_dtype("uint8"))
         for number in range(50):
             images[number] = np.full(number, number, np.uint8)
     dataset = HDF5(tmp_path / "a.h5", target=None)
     calls: list[Any] = []
-    real = h5py.Dataset.__getitem__
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda self, rows: calls.append(rows) or real(self, rows))
+    read_rows = h5py.Dataset.__getitem__
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda self, rows: calls.append(rows) or read_rows(self, rows))
     numbers = [49, *range(3, 22), 1, 24, 25, 5]
     assert [image.data for image in dataset.__getitems__(numbers)] == [bytes([number]) * number for number in numbers]
     assert calls == [1, slice(3, 19), slice(19, 22), slice(24, 26), 49]
     assert dataset.__getitems__([]) == []
 
 
-def test_of_neighbours_the_damaged_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = HDF5(written(tmp_path / "a.h5"))
-    real = h5py.Dataset.__getitem__
+def test_hdf5_names_the_damaged_one_of_adjacent_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = HDF5(write_hdf5(tmp_path / "a.h5"))
+    read_rows = h5py.Dataset.__getitem__
 
     def damaged(images: h5py.Dataset, rows: Any) -> Any:
         if 4 in np.atleast_1d(np.arange(COUNT)[rows]):
             raise OSError("bad heap")
-        return real(images, rows)
+        return read_rows(images, rows)
 
     monkeypatch.setattr(h5py.Dataset, "__getitem__", damaged)
     with pytest.raises(gl.DecodeError, match=r": row 4 of '/images' cannot be read: bad heap$"):
         dataset.__getitems__(range(2, 8))
 
 
-def test_the_cache_holds_a_chunk_of_what_varies_in_length(tmp_path: Path) -> None:
-    dataset = HDF5(written(tmp_path / "a.h5", chunks=(6,)), cache_bytes=0)
-    assert dataset._cache_bytes == 6 * 16, "in the file a length, the place of a heap, and a number in it"
-    assert HDF5(written(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "not in chunks"
+def test_hdf5_cache_holds_a_chunk_of_variable_length_data(tmp_path: Path) -> None:
+    dataset = HDF5(write_hdf5(tmp_path / "a.h5", chunks=(6,)), cache_bytes=0)
+    assert dataset._cache_bytes == 6 * 16, "in the file, the length, the address of a heap, and an index into it"
+    assert HDF5(write_hdf5(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "without chunks"
 
 
-def strings(path: Path) -> None:
+def write_strings(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["images"] = [b"abc"] * 3
 
 
-def none(path: Path) -> None:
+def write_no_samples(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["train/x"] = [1]
         file["y"] = [[2]]
 
 
-def elsewhere(path: Path) -> None:
-    written(path.parent / "other.h5")
+def write_external_link(path: Path) -> None:
+    write_hdf5(path.parent / "other.h5")
     with h5py.File(path, "w") as file:
         file["images"] = h5py.ExternalLink("other.h5", "images")
 
 
-def virtual(path: Path) -> None:
-    written(path.parent / "other.h5", pixels=True)
+def write_virtual(path: Path) -> None:
+    write_hdf5(path.parent / "other.h5", pixels=True)
     layout = h5py.VirtualLayout(PIXELS.shape, "uint8")
     layout[:] = h5py.VirtualSource("other.h5", "images", PIXELS.shape)
     with h5py.File(path, "w") as file:
         file.create_virtual_dataset("images", layout)
 
 
-def external(path: Path) -> None:
+def write_external(path: Path) -> None:
     (path.parent / "numbers").write_bytes(PIXELS.tobytes())
     with h5py.File(path, "w") as file:
         file.create_dataset("images", PIXELS.shape, "uint8", external=str(path.parent / "numbers"))
 
 
-FIFO = """
+PROGRAM = """
 import os, sys
 import h5py
 from gpuload.datasets.files import size_limits
@@ -236,35 +230,29 @@ for name in ("images", "soft", "group/outside/images", "none", "round"):
 
 
 @pytest.mark.processes
-def test_no_link_into_another_file_is_followed(tmp_path: Path) -> None:
-    """A FIFO waits for who writes to it, and ctrl-C does not end that: so it is read by a process with a limit."""
-    command = [sys.executable, "-c", FIFO]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
-    elsewhere = " in other files, which gpuload does not open on behalf of a data file; copy the dataset into this file"
-    lines = done.stdout.splitlines()
-    assert lines[:3] == [elsewhere] * 3
+def test_hdf5_does_not_follow_links_into_other_files(tmp_path: Path) -> None:
+    """Opening a FIFO blocks until a process writes to it, even on ctrl-C, so a process with a time limit does it."""
+    command = [sys.executable, "-c", PROGRAM]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    refusal = " in other files, which gpuload does not open on behalf of a data file; copy the dataset into this file"
+    lines = process.stdout.splitlines()
+    assert lines[:3] == [refusal] * 3
     assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
-    assert lines[4] == elsewhere, "of links that lead in a circle nothing is known"
+    assert lines[4] == refusal, "the target of a circular link is unknown"
 
 
-def test_a_fifo_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.h5")
-    with pytest.raises(OSError, match=r"a.h5' is a FIFO; expected an HDF5 file, as a regular file$"):
-        HDF5(tmp_path / "a.h5")
-
-
-def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdf5_searches_a_limited_number_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         group = file
         for number in range(300):
             group = group.create_group("g")
             group[f"d{number:03}"] = [number]
-    looked: list[str] = []
-    real = h5py.Group.__getitem__
-    monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: looked.append(name) or real(self, name))
+    names: list[str] = []
+    get_item = h5py.Group.__getitem__
+    monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: names.append(name) or get_item(self, name))
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Choose one with image="):
         HDF5(tmp_path / "a.h5")
-    assert len(looked) < 50
+    assert len(names) < 50
     monkeypatch.setattr("gpuload.datasets.stores.hdf5.MAX_SEARCHED", 5)
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Choose one"):
         HDF5(tmp_path / "a.h5")
@@ -280,7 +268,7 @@ def test_a_file_of_many_groups_is_looked_through_for_a_while(tmp_path: Path, mon
         ((1 << 20, 64, 64, 1), (1 << 18, 64, 64, 1), "uint8", "a sample or chunk of '/images' takes 1,073,741,824 by"),
     ],
 )
-def test_samples_that_a_few_bytes_make_large_are_refused(
+def test_hdf5_refuses_samples_and_chunks_beyond_max_bytes(
     tmp_path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, message: str
 ) -> None:
     path = tmp_path / "a.h5"
@@ -295,8 +283,8 @@ def test_samples_that_a_few_bytes_make_large_are_refused(
         dataset[0]
 
 
-def test_images_of_more_than_max_pixels_are_refused(tmp_path: Path) -> None:
-    dataset = HDF5(written(tmp_path / "a.h5", pixels=True), target=None)
+def test_hdf5_refuses_images_beyond_max_pixels(tmp_path: Path) -> None:
+    dataset = HDF5(write_hdf5(tmp_path / "a.h5", pixels=True), target=None)
     message = rf"^an image in 'images' of {re.escape(repr(dataset.path))} has 32×24 = 768 pixels, more than max_pixels="
     with size_limits(None, 700), pytest.raises(gl.DecodeError, match=message):
         dataset[0]
@@ -304,7 +292,7 @@ def test_images_of_more_than_max_pixels_are_refused(tmp_path: Path) -> None:
         assert dataset[0].hwc.shape == (24, 32, 3)
 
 
-def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None:
+def test_hdf5_refuses_targets_beyond_the_limit(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name in ("images", "labels"):
             file.create_dataset(name, (1 << 28,), "int64", chunks=(1 << 20,))
@@ -315,46 +303,56 @@ def test_targets_that_a_few_bytes_make_large_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (virtual, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
-        (external, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
+        (os.mkfifo, {}, OSError, "a.h5' is a FIFO; expected an HDF5 file, as a regular file"),
         (
-            none,
+            write_virtual,
+            {"target": None},
+            ValueError,
+            "is stored in other files, which gpuload does not open on behalf of",
+        ),
+        (
+            write_external,
+            {"target": None},
+            ValueError,
+            "is stored in other files, which gpuload does not open on behalf of",
+        ),
+        (
+            write_no_samples,
             {},
             ValueError,
             "has no dataset 'images' with an axis of samples; it has 'train/x', 'y'. Choose one with image=",
         ),
-        (written, {"target": "y"}, ValueError, "Choose one with target=, or pass target=None"),
+        (write_hdf5, {"target": "y"}, ValueError, "Choose one with target=, or pass target=None"),
         (
-            strings,
+            write_strings,
             {"target": None},
             TypeError,
             "expected an N×… array of numbers, or variable-length bytes of type h5py.vlen_dtype(",
         ),
-        (elsewhere, {"target": None}, ValueError, "is stored in other files, which gpuload does not open on behalf of"),
-        (written, {"layout": "HWC"}, ValueError, "holds encoded images; omit layout= and as_dtype="),
         (
-            lambda path: written(path, labels=[1, 2]),
+            write_external_link,
+            {"target": None},
+            ValueError,
+            "is stored in other files, which gpuload does not open on behalf of",
+        ),
+        (write_hdf5, {"layout": "HWC"}, ValueError, "holds encoded images; omit layout= and as_dtype="),
+        (
+            lambda path: write_hdf5(path, labels=[1, 2]),
             {},
             ValueError,
             "has 2 targets in 'labels', but 12 images in 'images'; expected one target per image",
         ),
     ],
 )
-def test_files_that_do_not_fit(tmp_path: Path, make: Any, options: dict, error: type[Exception], message: str) -> None:
+def test_hdf5_refuses_files_and_options_that_do_not_match(
+    tmp_path: Path, make: Any, options: dict, error: type[Exception], message: str
+) -> None:
     make(tmp_path / "a.h5")
     with pytest.raises(error, match=re.escape(message)):
         HDF5(tmp_path / "a.h5", **options)
 
 
-def test_without_h5py_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path / "a.h5")
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    message = "gpuload.HDF5 needs h5py, which is not installed: pip install 'gpuload[hdf5]'"
-    with pytest.raises(ModuleNotFoundError, match=exactly(message)):
-        HDF5(path)
-
-
-def test_chunks_are_its_blocks(tmp_path: Path) -> None:
-    assert HDF5(written(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3))).blocks().tolist() == [0, 5, 10, 12]
-    assert HDF5(written(tmp_path / "b.h5", pixels=True, chunks=(1, 24, 32, 3))).blocks() is None
-    assert HDF5(written(tmp_path / "c.h5", pixels=True)).blocks() is None, "not in chunks"
+def test_hdf5_blocks_are_chunks(tmp_path: Path) -> None:
+    assert HDF5(write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3))).blocks().tolist() == [0, 5, 10, 12]
+    assert HDF5(write_hdf5(tmp_path / "b.h5", pixels=True, chunks=(1, 24, 32, 3))).blocks() is None
+    assert HDF5(write_hdf5(tmp_path / "c.h5", pixels=True)).blocks() is None, "without chunks"

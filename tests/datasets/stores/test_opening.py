@@ -1,4 +1,4 @@
-"""Files for reads at offsets: whole reads, with and without a mapping."""
+"""`OpenFile` and streams: complete reads at offsets, with and without a mapping."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ import pytest
 from gpuload.datasets.stores.opening import OpenFile, open_file, open_stream
 
 
-def test_reads_are_whole_but_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_at_returns_all_bytes_up_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(range(100)))
     file = open_file(str(path))
-    plain = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: plain(fd, min(nbytes, 7), at))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: pread(fd, min(nbytes, 7), at))
     assert file.read_at(10, 50) == bytes(range(10, 60))
     assert file.read_at(90, 50) == bytes(range(90, 100))
     assert file.read_at(100, 50) == b""
     assert (file.size, file.mtime_ns) == (100, path.stat().st_mtime_ns)
 
 
-def mapped(path: Path) -> bool:
+def is_mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
-def test_what_was_cut_off_of_a_mapped_file_is_no_sigbus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_at_of_a_truncated_mapped_file_is_no_sigbus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(data := bytes(range(256)) * 64)
-    plain = os.pread
+    pread = os.pread
     assert OpenFile(str(path)).read_at(300, 9000) == data[300:9300]
-    assert not mapped(path)
+    assert not is_mapped(path)
     monkeypatch.setattr(os, "pread", None)
     file = OpenFile(str(path), use_mmap=True)
-    assert mapped(path)
+    assert is_mapped(path)
     assert [file.read_at(*at) for at in ((300, 9000), (16380, 50), (16384, 9))] == [data[300:9300], data[16380:], b""]
-    monkeypatch.setattr(os, "pread", plain)
+    monkeypatch.setattr(os, "pread", pread)
     os.truncate(path, 4000)
     assert [file.read_at(*at) for at in ((3990, 50), (8192, 50))] == [data[3990:4000], b""]
     del file
-    assert not mapped(path)
+    assert not is_mapped(path)
 
 
-def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*how: object) -> None:
+def test_open_file_reads_what_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_enodev(*how: object) -> None:
         raise OSError(19, "No such device")
 
     (tmp_path / "empty").write_bytes(b"")
     assert OpenFile(str(tmp_path / "empty"), use_mmap=True).read_at(0, 5) == b""
-    monkeypatch.setattr(mmap, "mmap", refused)
+    monkeypatch.setattr(mmap, "mmap", raise_enodev)
     (tmp_path / "x").write_bytes(b"abcdef")
     assert OpenFile(str(tmp_path / "x"), use_mmap=True).read_at(2, 3) == b"cde"
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_open_file_refuses_fifos_and_folders(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match=r"pipe' is a FIFO; expected a regular file"):
         open_file(str(tmp_path / "pipe"))
@@ -65,7 +65,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         open_file(str(tmp_path / "none"))
 
 
-def test_a_stream_is_a_file_or_the_standard_input(tmp_path: Path) -> None:
+def test_open_stream_opens_a_file_or_standard_input(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("abc")
     with open_stream(str(tmp_path / "x")) as file:
         assert file.read() == b"abc"

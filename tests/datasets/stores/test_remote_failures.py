@@ -1,4 +1,4 @@
-"""What errors of the libraries behind fsspec come to: made as they make them, raised as they raise them."""
+"""`failure_of`: errors of the libraries behind fsspec, and which of them are transient."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpuload.datasets.stores.remote_failures import display_url, failure_of
 URL = "s3://bucket/key"
 
 
-def of_s3(code: str, status: int, message: str = "…") -> Exception:
-    """The error that s3fs makes of an answer."""
+def s3_error(code: str, status: int) -> Exception:
+    """Make the error that s3fs raises for a response."""
     from botocore import exceptions
     from s3fs import errors
 
-    answer = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    answer = {"Error": {"Code": code, "Message": "…"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     try:
         try:
             raise exceptions.ClientError(answer, "GetObject")
@@ -25,7 +25,7 @@ def of_s3(code: str, status: int, message: str = "…") -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "kind", "told", "again"),
+    ("code", "status", "kind", "message", "is_transient"),
     [
         ("AccessDenied", 403, PermissionError, "permission denied (the server answered 403)", False),
         ("403", 403, PermissionError, "permission denied", False),
@@ -41,17 +41,19 @@ def of_s3(code: str, status: int, message: str = "…") -> Exception:
         ("InvalidRange", 416, OSError, "the server answered 416", False),
     ],
 )
-def test_what_s3_answers(code: str, status: int, kind: type[OSError], told: str, again: bool) -> None:
-    failure = failure_of(of_s3(code, status), URL, 1)
-    assert (failure.error_type, failure.is_transient) == (kind, again)
-    assert told in failure.message
+def test_failure_of_s3_errors_has_a_type_a_message_and_transience(
+    code: str, status: int, kind: type[OSError], message: str, is_transient: bool
+) -> None:
+    failure = failure_of(s3_error(code, status), URL, 1)
+    assert (failure.error_type, failure.is_transient) == (kind, is_transient)
+    assert message in failure.message
     error = failure.make_error(URL, 3)
     assert isinstance(error, kind)
     assert error.filename == URL
-    assert (", in each of 3 attempts" in str(error)) == again
+    assert (", in each of 3 attempts" in str(error)) == is_transient
 
 
-def test_no_credentials_says_where_they_are_looked_for() -> None:
+def test_failure_of_missing_credentials_suggests_anon() -> None:
     from botocore.exceptions import NoCredentialsError
 
     failure = failure_of(NoCredentialsError(), URL, 1)
@@ -61,10 +63,8 @@ def test_no_credentials_says_where_they_are_looked_for() -> None:
     assert "storage_options={'anon': True}" in failure.message
 
 
-def test_a_library_that_says_file_not_found_of_everything() -> None:
-    """As fsspec does over HTTP."""
-
-    class ClientResponseError(Exception):
+def test_failure_of_file_not_found_follows_the_status_of_its_cause() -> None:
+    class ClientResponseError(Exception):  # which fsspec turns into FileNotFoundError
         status = 503
 
     error = FileNotFoundError("http://x/y")
@@ -73,17 +73,14 @@ def test_a_library_that_says_file_not_found_of_everything() -> None:
     assert failure_of(FileNotFoundError("x"), URL, 1).error_type is FileNotFoundError
 
 
-def test_what_is_not_known_is_told_in_its_own_words() -> None:
+def test_failure_of_other_errors_quotes_them() -> None:
     failure = failure_of(RuntimeError("line one\nline two"), URL, 1)
-    assert (failure.error_type, failure.is_transient, failure.message) == (
-        OSError,
-        False,
-        "RuntimeError: line one line two",
-    )
+    assert (failure.error_type, failure.is_transient) == (OSError, False)
+    assert failure.message == "RuntimeError: line one line two"
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "shown"),
     [
         ("https://user:word@host:8/a/b.jpg?X-Amz-Signature=1", "https://host:8/a/b.jpg"),
         ("s3://bucket/a?b", "s3://bucket/a?b"),
@@ -91,11 +88,11 @@ def test_what_is_not_known_is_told_in_its_own_words() -> None:
         ("memory://", "memory://"),
     ],
 )
-def test_urls_are_shown_without_secrets(url: str, told: str) -> None:
-    assert display_url(url) == told
+def test_display_url_hides_secrets(url: str, shown: str) -> None:
+    assert display_url(url) == shown
 
 
-def test_each_delay_is_twice_as_long_unless_the_server_sets_it() -> None:
+def test_wait_s_doubles_unless_the_server_sets_it() -> None:
     class Busy(Exception):
         status = 503
 

@@ -1,4 +1,4 @@
-"""`TarShards`: samples by number, their batches, and what a user is told of bad ones."""
+"""`TarShards`: samples by index, their batches, mapped archives, JSON, and errors about samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import pickle
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
-import torch
 from helpers.file_descriptors import open_below
+from helpers.jpeg_dataset import check_loader
 from helpers.tar_files import archive, pictures_in, shards_of_pictures
 
 import gpuload as gl
@@ -28,18 +29,18 @@ FIELDS = ("jpg", "cls")
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Offset and bytes of each read."""
-    told: list[tuple[int, int]] = []
-    plain = OpenFile.read_at
+    spans: list[tuple[int, int]] = []
+    original = OpenFile.read_at
 
     def read_at(self: OpenFile, offset: int, nbytes: int) -> bytes:
-        told.append((offset, nbytes))
-        return plain(self, offset, nbytes)
+        spans.append((offset, nbytes))
+        return original(self, offset, nbytes)
 
     monkeypatch.setattr(OpenFile, "read_at", read_at)
-    return told
+    return spans
 
 
-def test_samples_by_number_over_all_shards(tmp_path: Path) -> None:
+def test_tar_shards_index_the_samples_of_all_shards(tmp_path: Path) -> None:
     files = pictures_in(12)
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4), fields=FIELDS)
     assert len(dataset) == 12
@@ -59,7 +60,7 @@ def test_samples_by_number_over_all_shards(tmp_path: Path) -> None:
         dataset["00001"]
 
 
-def test_many_at_once_are_the_same_and_come_as_they_were_asked_for(tmp_path: Path) -> None:
+def test_tar_shards_getitems_returns_samples_in_the_requested_order(tmp_path: Path) -> None:
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4))
     order = [7, 0, 11, 3, 3, -1, 2]
     assert dataset.__getitems__(order) == [dataset[number] for number in order]
@@ -67,7 +68,7 @@ def test_many_at_once_are_the_same_and_come_as_they_were_asked_for(tmp_path: Pat
     assert (uses_getitems(dataset), is_deterministic(dataset), is_iterable(dataset)) == (True, True, False)
 
 
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list) -> None:
+def test_tar_shards_read_only_the_selected_fields(tmp_path: Path, reads: list) -> None:
     files = {
         f"{n}.{field}": bytes([n]) * size for n in (1, 2) for field, size in (("jpg", 9), ("raw", 99_999), ("x", 7))
     }
@@ -79,7 +80,7 @@ def test_what_is_not_asked_for_is_not_read(tmp_path: Path, reads: list) -> None:
     assert [nbytes for _, nbytes in reads] == [9, 7]
 
 
-def test_several_samples_are_read_in_the_order_in_which_they_lie(tmp_path: Path, reads: list) -> None:
+def test_tar_shards_getitems_reads_in_the_order_of_the_file(tmp_path: Path, reads: list) -> None:
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 2, 4), fields="cls")
     reads.clear()
     assert dataset.__getitems__([6, 2, 1, 5, 1]) == [6, 2, 1, 5, 1]
@@ -87,7 +88,7 @@ def test_several_samples_are_read_in_the_order_in_which_they_lie(tmp_path: Path,
     assert (first, second) == (sorted(first), sorted(second))
 
 
-def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -> None:
+def test_lazy_reader_reads_each_sample_on_request(tmp_path: Path, reads: list) -> None:
     big = {f"{n}.{field}": bytes([n]) * size for n in range(3) for field, size in (("jpg", 70_000), ("txt", 2))}
     small = {f"{n}.{field}": bytes([n]) * size for n in range(3, 6) for field, size in (("jpg", 700), ("txt", 2))}
     paths = [archive(tmp_path / f"{number}.tar", files) for number, files in enumerate((big, small))]
@@ -95,57 +96,32 @@ def test_each_sample_is_read_when_it_is_asked_for(tmp_path: Path, reads: list) -
     order = [4, 1, 3, 0, -1, 2, 1]
     expected = dataset.__getitems__(order)
     reads.clear()
-    each = lazy_reader(dataset, order)
-    assert each is not None
+    read_sample = lazy_reader(dataset, order)
+    assert read_sample is not None
     assert reads == []
-    asked = []
+    read_sizes = []
     for row, sample in enumerate(expected):
-        assert each(row) == sample
-        asked.append([nbytes for _, nbytes in reads])
+        assert read_sample(row) == sample
+        read_sizes.append([nbytes for _, nbytes in reads])
         reads.clear()
-    small_reads, big_reads = [700, 2], [70_000, 2]  # each field by itself, as it lies there
-    assert asked == [small_reads, big_reads, small_reads, big_reads, small_reads, big_reads, big_reads]
+    small_reads, big_reads = [700, 2], [70_000, 2]  # one read per field
+    assert read_sizes == [small_reads, big_reads, small_reads, big_reads, small_reads, big_reads, big_reads]
 
-    class Theirs(gl.TarShards):
-        """A user's, which may do more with a sample."""
+    class SubclassedTarShards(gl.TarShards):
+        pass
 
-    assert lazy_reader(Theirs(paths), order) is None
-
-
-def batches(dataset: object, state: object = None, stop: int = -1, **options: object) -> tuple[list, object]:
-    chain = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-    with gl.Loader(dataset, 4, shuffle=True, transforms=chain, device="cpu", **options) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        found = []
-        for images, labels in loader:
-            found.append((images, labels))
-            if len(found) == stop:
-                return found, json.loads(json.dumps(loader.state_dict()))
-        return found, None
-
-
-def same(one: list, other: list) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a, b) for first, second in pairs for a, b in zip(first, second, strict=True))
+    assert lazy_reader(SubclassedTarShards(paths), order) is None
 
 
 @pytest.mark.processes
-def test_batches_are_those_of_the_files_with_and_without_workers_and_after_a_resume(tmp_path: Path) -> None:
-    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
+def test_tar_shards_batches_equal_those_of_the_files(tmp_path: Path) -> None:
     files = pictures_in(18)
-    plain = [(gl.Encoded(files[f"{number:05d}.jpg"]), number) for number in range(18)]
-    expected, _ = batches(plain, num_workers=0)
-    assert sorted(label for _, labels in expected for label in labels.tolist()) == list(range(18))
-    found, _ = batches(dataset, num_workers=0)
-    assert same(found, expected)
-    begun, state = batches(dataset, num_workers=2, stop=2)
-    rest, _ = batches(dataset, state, num_workers=2)
-    assert same(begun + rest, expected)
+    dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
+    check_loader(dataset, [files[f"{number:05d}.jpg"] for number in range(18)], range(18))
 
 
-class InMemory:
-    """Of each sample of archives whether its archive is mapped once it was read."""
+class MappedRecorded:
+    """For each sample, whether its archive is mapped after the sample was read."""
 
     def __init__(self, dataset: gl.TarShards) -> None:
         self.dataset = dataset
@@ -160,42 +136,40 @@ class InMemory:
 
 
 @pytest.mark.processes
-def test_workers_map_the_archives(tmp_path: Path) -> None:
-    dataset = InMemory(gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS))
+def test_tar_shards_are_mapped_by_workers_only(tmp_path: Path) -> None:
+    dataset = MappedRecorded(gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS))
     for workers in (0, 1):
         with gl.Loader(dataset, 18, num_workers=workers, device="cpu") as loader:
             (batch,) = loader
         assert batch.tolist() == [bool(workers)] * 18
 
 
-def test_archives_are_mapped_where_memory_has_room_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_shards_use_mmap_in_workers_within_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
     nbytes = sum(os.path.getsize(shard) for shard in dataset.shards)
-    found = []
+    uses_mmap = []
     assert not dataset._uses_mmap()
     monkeypatch.setattr(dataset_module.THIS_PROCESS, "is_worker", True)
-    for most, count in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
-        monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", most)
-        monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", count)
-        found.append(dataset._uses_mmap())
-    assert found == [True, False, False]
+    for max_bytes, max_files in ((nbytes, 3), (nbytes - 1, 3), (nbytes, 2)):
+        monkeypatch.setattr(dataset_module, "MAX_MAPPED_BYTES", max_bytes)
+        monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", max_files)
+        uses_mmap.append(dataset._uses_mmap())
+    assert uses_mmap == [True, False, False]
 
 
 @pytest.mark.processes
-def test_an_archive_that_is_cut_off_while_a_worker_has_it_mapped_is_told(tmp_path: Path) -> None:
+def test_loader_names_an_archive_that_is_truncated_while_a_worker_maps_it(tmp_path: Path) -> None:
     path = shards_of_pictures(tmp_path, 1, 40)
     dataset = gl.TarShards(path, fields=FIELDS)
     with gl.Loader(dataset, 2, num_workers=1, device="cpu", prefetch_factor=1, ragged="list") as loader:
         steps = iter(loader)
         next(steps)
         os.truncate(dataset.shards[0], 9000)
-        with pytest.raises(
-            gl.SampleError, match=r"train-000.tar' returned \d+ bytes at offset .*, but its index expects"
-        ):
+        with pytest.raises(gl.SampleError, match=r"-000.tar' returned \d+ bytes at offset .*, but its index expects"):
             list(steps)
 
 
-def test_the_last_few_archives_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_shards_leave_the_last_archives_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", 2)
     paths = [archive(tmp_path / f"{number}.tar", {"a.cls": b"%d" % number}) for number in range(4)]
     dataset = gl.TarShards(paths, fields="cls")
@@ -205,7 +179,7 @@ def test_the_last_few_archives_stay_open(tmp_path: Path, monkeypatch: pytest.Mon
     assert open_below(tmp_path) == 0
 
 
-def test_a_copy_holds_no_descriptor_and_its_indexes_travel_out_of_band(tmp_path: Path) -> None:
+def test_tar_shards_pickle_out_of_band_without_descriptors(tmp_path: Path) -> None:
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 4), fields=FIELDS)
     dataset[5]
     assert dataset._opened is not None
@@ -219,29 +193,25 @@ def test_a_copy_holds_no_descriptor_and_its_indexes_travel_out_of_band(tmp_path:
     assert copy[5] == dataset[5]
 
 
-def test_a_million_samples_take_few_bytes_and_no_object_each() -> None:
-    """An index of so many samples, as it is read from a file: none of it is copied."""
-    many, names = 1_000_000, b"jpg\0cls"
-    columns = [np.arange(0, 2 * many + 1, 2), np.arange(many + 1) * 9, np.arange(2 * many) * 40,
-               np.full(2 * many, 20_000), np.tile([0, 1], many)]  # fmt: skip
+def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None:
+    count, names = 1_000_000, b"jpg\0cls"
+    columns = [np.arange(0, 2 * count + 1, 2), np.arange(count + 1) * 9, np.arange(2 * count) * 40,
+               np.full(2 * count, 20_000), np.tile([0, 1], count)]  # fmt: skip
     arrays = [column.astype(np.uint32) for column in columns]
     arrays[4] = arrays[4].astype(np.uint8)
-    head = HEAD.pack(MAGIC, 1, 1, many, 2 * many, 9 * many, len(names), 4, 4, 4, 4, 1, 0, 0)
-    parts = [head, *(array.tobytes() for array in arrays), b"000000001" * many, names]
+    head = HEAD.pack(MAGIC, 1, 1, count, 2 * count, 9 * count, len(names), 4, 4, 4, 4, 1, 0, 0)
+    parts = [head, *(array.tobytes() for array in arrays), b"000000001" * count, names]
     table = np.frombuffer(b"".join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
-    assert table.nbytes / many < 36
+    assert table.nbytes / count < 36
     tracemalloc.start()
     shard = Shard("x.tar", table)
     assert (shard.key(999_999), shard.columns.names) == ("000000001", ("jpg", "cls"))
-    assert int(shard.columns.blocks[-1]) == 40 * (2 * many - 1)
+    assert int(shard.columns.blocks[-1]) == 40 * (2 * count - 1)
     assert tracemalloc.get_traced_memory()[0] < 20_000
     tracemalloc.stop()
 
 
-# What is refused
-
-
-def test_a_sample_that_lacks_a_field_is_told_with_its_shard_its_key_and_what_it_has(tmp_path: Path) -> None:
+def test_tar_shards_name_the_shard_key_and_fields_of_a_sample_that_lacks_a_field(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {**pictures_in(1), "d/b.png": b"1", "d/b.txt": b"2"})
     dataset = gl.TarShards(path, fields=FIELDS)
     assert dataset[0][1] == 0
@@ -255,7 +225,7 @@ def test_a_sample_that_lacks_a_field_is_told_with_its_shard_its_key_and_what_it_
     assert "has no field 'jpg'; its fields are: 'png', 'txt'" in str(caught.value)
 
 
-def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
+def test_tar_shards_with_one_key_in_two_shards_have_two_samples(tmp_path: Path) -> None:
     for number in (0, 1):
         archive(tmp_path / f"{number}.tar", {"a.cls": b"%d" % number})
     dataset = gl.TarShards(tmp_path / "*.tar", fields="cls")
@@ -263,7 +233,7 @@ def test_one_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
     assert [dataset[0], dataset[1]] == [0, 1]
 
 
-def test_a_name_with_dots_or_an_absolute_path_is_a_key_and_opens_nothing(tmp_path: Path) -> None:
+def test_tar_shards_names_with_dots_or_absolute_paths_are_keys_and_open_nothing(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("no")
     files = {f"{tmp_path}/secret.txt": b"yes", "../secret.txt": b"yes"}
     dataset = gl.TarShards(archive(tmp_path / "x.tar", files))
@@ -271,36 +241,32 @@ def test_a_name_with_dots_or_an_absolute_path_is_a_key_and_opens_nothing(tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["secret.txt", "x.tar", "x.tar.gpuload-index"]
 
 
-def test_no_samples_at_all(tmp_path: Path) -> None:
+def test_tar_shards_without_samples_are_refused(tmp_path: Path) -> None:
     empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
-    with pytest.raises(
-        ValueError, match=r"^there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"
-    ):
+    with pytest.raises(ValueError, match=r"there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"):
         gl.TarShards(empty)
     assert len(gl.TarShards([empty, plain, empty])) == 1
 
 
-def test_a_shard_that_is_changed_after_it_was_opened(tmp_path: Path) -> None:
+def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1", "b.cls": b"2"})
     dataset = gl.TarShards(path, fields="cls")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(
-        ValueError, match=r"x.tar' was changed after its index was read \(it still has 10,240 bytes, but a dif"
-    ):
+    with pytest.raises(ValueError, match=r"x.tar' was changed after its index was read \(it still has 10,240 bytes,"):
         dataset[0]
     dataset = gl.TarShards(path, fields="cls")
     assert dataset[0] == 1
     os.truncate(path, 1000)
     with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: the"):
         dataset[1]
-    assert dataset[0] == 1, "the file is open, and its beginning is there"
+    assert dataset[0] == 1, "the file is open, and its beginning remains"
     os.truncate(path, 600)
     copy = pickle.loads(pickle.dumps(dataset))
     with pytest.raises(ValueError, match=r"it had 10,240 bytes, and now has 600\); create the dataset again"):
         copy[0]
 
 
-def test_a_field_larger_than_the_loader_allows(tmp_path: Path) -> None:
+def test_loader_refuses_a_field_beyond_max_bytes(tmp_path: Path) -> None:
     dataset = gl.TarShards(archive(tmp_path / "x.tar", {"a.jpg": bytes(3000)}), fields="jpg")
     with (
         gl.Loader(dataset, num_workers=0, device="cpu", decode=gl.Decode(max_bytes=2000)) as loader,
@@ -309,7 +275,7 @@ def test_a_field_larger_than_the_loader_allows(tmp_path: Path) -> None:
         list(loader)
 
 
-def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
+def test_tar_shards_refuse_shuffle_buffer_without_stream(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
     with pytest.raises(ValueError, match="shuffle_buffer=10 needs stream=True; to shuffle all samples, use"):
         gl.TarShards(path, shuffle_buffer=10)
@@ -318,71 +284,68 @@ def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
         _ = gl.TarShards(path) + 3
 
 
-def test_samples_that_are_needed_soon_are_named_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_will_need_advises_the_kernel_of_the_selected_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"x" * 600, "a.cls": b"1", "a.txt": b"x" * 5000, "b.jpg": b"y" * 10})
-    dataset, told = gl.TarShards(path, fields=("jpg;none", "cls;txt;jpg")), []
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *how: told.append((os.readlink(f"/proc/self/fd/{fd}"), *how)))
+    dataset, advised = gl.TarShards(path, fields=("jpg;none", "cls;txt;jpg")), []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))
+    )
     dataset.will_need([1, 0])
-    places = [(begin, nbytes) for _, begin, nbytes, _ in told]
+    places = [(begin, nbytes) for _, begin, nbytes, _ in advised]
     data = path.read_bytes()
     assert data[places[0][0] : sum(places[0])] == b"y" * 10
     assert data[places[1][0] : sum(places[1])].startswith(b"x" * 600)
     assert data[: sum(places[1])].endswith(b"1")
-    assert {how for *_, how in told} == {os.POSIX_FADV_WILLNEED}
-    told.clear()
+    assert {how for *_, how in advised} == {os.POSIX_FADV_WILLNEED}
+    advised.clear()
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
         monkeypatch.setattr(dataset, "_uses_mmap", lambda mapped=mapped: mapped)
         dataset.will_need(indices)
-    assert len(told) == 5, "what comes in order out of a mapping the kernel finds by itself"
+    assert len(advised) == 5, "the kernel reads ahead in a mapping that is read in order"
+
+
+def archive_of_json(path: Path, values: list[Any]) -> Path:
+    """Write an archive of samples with an image, a class, and one of these values as JSON."""
+    members: dict[str, bytes] = {}
+    for number, value in enumerate(values):
+        files = {"jpg": pictures_in(1)["00000.jpg"], "cls": b"1", "json": json.dumps(value).encode()}
+        members |= {f"{number}.{field}": data for field, data in files.items()}
+    return archive(path, members)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fields", [("jpg", "json"), None])
-def test_json_comes_as_a_list_of_objects(tmp_path: Path, workers: int, fields: tuple[str, ...] | None) -> None:
-    """Of whatever form they are: null in one, lists of other lengths, and nothing but null in a whole batch."""
-    said = [{"a": [1, 2]}, {"a": [1]}, {"a": None, "b": "x"}, [3], 4, "text", None, None]
-    members: dict[str, bytes] = {}
-    for number, value in enumerate(said):
-        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
-        members[f"{number}.json"] = json.dumps(value).encode()
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
+def test_json_fields_batch_as_lists_of_objects(tmp_path: Path, workers: int, fields: tuple[str, ...] | None) -> None:
+    values = [{"a": [1, 2]}, {"a": [1]}, {"a": None, "b": "x"}, [3], 4, "text", None, None]
+    dataset = gl.TarShards(archive_of_json(tmp_path / "a.tar", values), fields=fields)
     for source in (dataset, gl.Cached(dataset, 1 << 20)):
         options = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
         with gl.Loader(source, 2, **options) as loader:
             batches = [batch["json"] if fields is None else batch[1] for batch in loader]
-        assert batches == [said[at : at + 2] for at in range(0, len(said), 2)]
+        assert batches == [values[at : at + 2] for at in range(0, len(values), 2)]
         kinds = {type(value) for batch in batches for value in batch}
-        assert kinds == {dict, list, int, str, type(None)}, "plain objects"
+        assert kinds == {dict, list, int, str, type(None)}, "not classes of gpuload"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("fields", [("jpg", "json"), ("cls", "json")])
-def test_a_collate_fn_gets_plain_objects(tmp_path: Path, workers: int, fields: tuple[str, str]) -> None:
-    files = {"jpg": pictures_in(1)["00000.jpg"], "cls": b"1"}
-    said = [{"a": 1}, None, [2]]
-    members: dict[str, bytes] = {}
-    for number, value in enumerate(said):
-        members |= {f"{number}.{name}": data for name, data in files.items()}
-        members[f"{number}.json"] = json.dumps(value).encode()
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=fields)
-    kinds = lambda samples: [repr(type(value)) for _, value in samples]  # noqa: E731
-    with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=kinds) as loader:
+def test_collate_fn_receives_json_as_plain_objects(tmp_path: Path, workers: int, fields: tuple[str, str]) -> None:
+    values = [{"a": 1}, None, [2]]
+    dataset = gl.TarShards(archive_of_json(tmp_path / "a.tar", values), fields=fields)
+    types_of_json = lambda samples: [repr(type(value)) for _, value in samples]  # noqa: E731
+    with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=types_of_json) as loader:
         assert list(loader) == [[repr(kind) for kind in (dict, type(None), list)]]
-    collate_fn = gl.pad_collate  # gpuload's own have metadata in a list
+    collate_fn = gl.pad_collate  # which returns JSON values in a list
     with gl.Loader(dataset, 3, num_workers=workers, device="cpu", collate_fn=collate_fn) as loader:
-        [(_, found)] = loader
-    assert found == said
+        [(_, collated)] = loader
+    assert collated == values
 
 
 @pytest.mark.processes
-def test_json_of_any_form_is_packed_as_it_is(tmp_path: Path) -> None:
-    said = [{"a": None}, [1, "x"], None, True]
-    members: dict[str, bytes] = {}
-    for number, value in enumerate(said):
-        members[f"{number}.jpg"] = pictures_in(1)["00000.jpg"]
-        members[f"{number}.json"] = json.dumps(value).encode()
-    dataset = gl.TarShards(archive(tmp_path / "a.tar", members), fields=None)
+def test_pack_preserves_json_values(tmp_path: Path) -> None:
+    values = [{"a": None}, [1, "x"], None, True]
+    dataset = gl.TarShards(archive_of_json(tmp_path / "a.tar", values), fields=None)
     gl.pack(dataset, tmp_path / "packed", to="tar", workers=1)
-    assert [sample["json"] for sample in gl.TarShards(tmp_path / "packed" / "*.tar")] == said
+    assert [sample["json"] for sample in gl.TarShards(tmp_path / "packed" / "*.tar")] == values

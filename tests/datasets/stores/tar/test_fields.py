@@ -1,4 +1,4 @@
-"""What the bytes of a field become, and which fields make up a sample."""
+"""`Fields`: conversion of fields by extension, and the fields that make up a sample."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from gpuload.datasets.sample import Encoded, Image, Mask, as_meta
 from gpuload.datasets.stores.tar.fields import Fields
 
 
-def value(name: str, data: bytes, mode: str = "RGB") -> object:
+def build_field(name: str, data: bytes, mode: str = "RGB") -> object:
     return Fields(name, mode).build_sample({name: data}, [name], "s.tar", "k")
 
 
-def saved(array: object, **options: object) -> bytes:
+def npy_bytes(array: object, **options: object) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, np.asarray(array), **options)
     return file.getvalue()
 
 
-MANY = saved(np.arange(9)).replace(b"(9,), }" + b" " * 10, b"(99999999999,), }")
+HUGE_NPY = npy_bytes(np.arange(9)).replace(b"(9,), }" + b" " * 10, b"(99999999999,), }")
 
 
 @pytest.mark.parametrize("name", ["jpg", "png", "webp", "ppm", "left.jpeg", "tif", "avif"])
-def test_images_are_encoded_with_their_place(name: str) -> None:
-    assert value(name, b"abc", "L") == Encoded(b"abc", "L", f"s.tar:k.{name}")
+def test_image_fields_are_encoded_with_their_source(name: str) -> None:
+    assert build_field(name, b"abc", "L") == Encoded(b"abc", "L", f"s.tar:k.{name}")
 
 
 @pytest.mark.parametrize("name", ["seg.png", "mask.png", "left.mask.png", "segmentation.tif"])
-def test_masks_are_masks(name: str) -> None:
-    mask = value(name, b"abc")
+def test_mask_fields_are_masks(name: str) -> None:
+    mask = build_field(name, b"abc")
     assert isinstance(mask, Mask)
     assert mask.array == Encoded(b"abc", "RGB", f"s.tar:k.{name}")
 
@@ -52,52 +52,48 @@ def test_masks_are_masks(name: str) -> None:
         ("pth", b"\x80", b"\x80"),
     ],
 )
-def test_other_kinds(name: str, data: bytes, result: object) -> None:
-    assert value(name, data) == result
-    assert type(value(name, data)) is type(result)
+def test_other_fields_are_converted_by_extension(name: str, data: bytes, result: object) -> None:
+    assert build_field(name, data) == result
+    assert type(build_field(name, data)) is type(result)
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])
 @pytest.mark.parametrize("array", [np.arange(6, dtype=">i2").reshape(2, 3), np.float32(3), np.zeros((0, 4)),
                                    np.asfortranarray(np.arange(6.0).reshape(2, 3))])  # fmt: skip
-def test_arrays(array: np.ndarray, version: tuple[int, int]) -> None:
-    found = value("npy", saved(array, version=version))
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, array)
-    assert found.dtype == array.dtype
-    assert found.flags.writeable
+def test_npy_fields_are_writable_arrays(array: np.ndarray, version: tuple[int, int]) -> None:
+    field = build_field("npy", npy_bytes(array, version=version))
+    assert isinstance(field, np.ndarray)
+    np.testing.assert_array_equal(field, array)
+    assert field.dtype == array.dtype
+    assert field.flags.writeable
 
 
 @pytest.mark.parametrize(
     ("name", "data", "text"),
     [
-        ("npy", MANY, r"takes 799,999,999,992 bytes"),
+        ("npy", HUGE_NPY, r"takes 799,999,999,992 bytes"),
         ("cls", b"cat", r"'cls' of sample 'k' in 's.tar', which begins with b'cat', is not an integer: invalid lit"),
         ("cls", b"", r"which is empty, is not an integer"),
         ("json", b"{", r"is not JSON: Expecting"),
         ("json", b"[" * 200_000, r"is not JSON: maximum recursion"),
         ("txt", b"\xff", r"is not UTF-8: 'utf-8' codec"),
+        ("npy", npy_bytes(np.array([{}], object)), r"it holds objects, which gpuload never unpickles; store"),
+        ("npy", npy_bytes(np.arange(9))[:-1], r"shape \(9,\) of int64 takes 72 bytes, but it has 71$"),
         (
             "npy",
-            saved(np.array([{}], object)),
-            r"it holds objects, which gpuload never unpickles; store",
-        ),
-        ("npy", saved(np.arange(9))[:-1], r"shape \(9,\) of int64 takes 72 bytes, but it has 71$"),
-        (
-            "npy",
-            saved(np.arange(10)).replace(b"(10,)", b"(-1,)"),
+            npy_bytes(np.arange(10)).replace(b"(10,)", b"(-1,)"),
             r"its shape must consist of integers of 0 or more, got \(-1,\)",
         ),
         ("npy", b"\x93NUMPY\x09\x00", r"expected version 1.0 or 2.0 of numpy's format, got 9.0"),
         ("npy", pickle.dumps([1]), r"is not an array: the magic string is not correct"),
     ],
 )
-def test_a_field_that_does_not_hold_what_its_name_says(name: str, data: bytes, text: str) -> None:
+def test_fields_refuse_content_of_another_kind(name: str, data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        value(name, data)
+        build_field(name, data)
 
 
-THERE = {"jpg": b"1", "cls": b"2", "seg.png": b"3"}
+SAMPLE = {"jpg": b"1", "cls": b"2", "seg.png": b"3"}
 
 
 @pytest.mark.parametrize(
@@ -110,22 +106,22 @@ THERE = {"jpg": b"1", "cls": b"2", "seg.png": b"3"}
         (("__key__", "cls"), ["__key__", "cls"], ("k", 2)),
     ],
 )
-def test_a_sample_has_the_fields_that_are_asked_for(fields: object, chosen: list[str], result: object) -> None:
-    wanted = Fields(fields, "RGB")
-    assert wanted.choose(THERE, "s", "k") == chosen
-    assert wanted.build_sample(THERE, chosen, "s", "k") == result
+def test_fields_select_and_order_the_sample(fields: object, chosen: list[str], result: object) -> None:
+    selection = Fields(fields, "RGB")
+    assert selection.choose(SAMPLE, "s", "k") == chosen
+    assert selection.build_sample(SAMPLE, chosen, "s", "k") == result
 
 
-def test_without_fields_it_is_a_dict_of_all() -> None:
-    wanted = Fields(None, "RGB")
-    sample = wanted.build_sample(THERE, wanted.choose(THERE, "s", "k"), "s", "k")
+def test_fields_none_builds_a_dict_of_all_fields() -> None:
+    selection = Fields(None, "RGB")
+    sample = selection.build_sample(SAMPLE, selection.choose(SAMPLE, "s", "k"), "s", "k")
     assert list(sample) == ["__key__", "jpg", "cls", "seg.png"]
     assert (sample["__key__"], sample["cls"]) == ("k", 2)
 
 
-def test_a_field_that_is_absent() -> None:
+def test_choose_names_an_absent_field() -> None:
     with pytest.raises(LookupError) as caught:
-        Fields(("jpg", "webp;png"), "RGB").choose(THERE, "s.tar", "d/k")
+        Fields(("jpg", "webp;png"), "RGB").choose(SAMPLE, "s.tar", "d/k")
     assert str(caught.value) == (
         "sample 'd/k' of 's.tar' has no field 'webp' or 'png'; its fields are: 'jpg', 'cls', 'seg.png'"
     )
@@ -140,7 +136,7 @@ def test_a_field_that_is_absent() -> None:
         ((3,), TypeError, "a field must be an extension, such as 'jpg', or 'jpg;png', got 3"),
     ],
 )
-def test_fields_that_are_none(fields: object, error: type[Exception], text: str) -> None:
+def test_fields_refuses_other_arguments(fields: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         Fields(fields, "RGB")
     with pytest.raises(ValueError, match="mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'"):
@@ -164,18 +160,16 @@ LEVELS = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
         ({"seg.png": b"1", "npy": LEVELS}, ["npy"]),
     ],
 )
-def test_the_first_array_of_uint8_is_the_image_where_no_file_is_one(
-    files: dict[str, object], images: list[str]
-) -> None:
-    data = {name: own if isinstance(own, bytes) else saved(own) for name, own in files.items()}
+def test_first_uint8_array_is_the_image_without_an_image_file(files: dict[str, object], images: list[str]) -> None:
+    data = {name: field if isinstance(field, bytes) else npy_bytes(field) for name, field in files.items()}
     sample = Fields(None, "RGB").build_sample(data, list(data), "s", "k")
-    assert [name for name, own in sample.items() if isinstance(own, Encoded | Image)] == images
+    assert [name for name, field in sample.items() if isinstance(field, Encoded | Image)] == images
     alone = {name: Fields(name, "RGB").build_sample(data, [name], "s", "k") for name in images}
-    assert all(type(own) is type(sample[name]) for name, own in alone.items())
+    assert all(type(field) is type(sample[name]) for name, field in alone.items())
 
 
-def test_of_chosen_fields_the_first_one_is_the_image() -> None:
-    data = {"a.npy": saved(LEVELS), "b.npy": saved(LEVELS)}
+def test_first_of_the_selected_arrays_is_the_image() -> None:
+    data = {"a.npy": npy_bytes(LEVELS), "b.npy": npy_bytes(LEVELS)}
     first, second = Fields(("b.npy", "a.npy"), "RGB").build_sample(data, ["b.npy", "a.npy"], "s", "k")
     np.testing.assert_array_equal(first.hwc, LEVELS)
     np.testing.assert_array_equal(second, LEVELS)

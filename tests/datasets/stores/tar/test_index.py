@@ -1,10 +1,9 @@
-"""The index of one shard: its samples, its size, and what is refused as it is made or read."""
+"""`build` and `read`: the index of one shard, its samples and size, and errors about archives and index files."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import re
 import tarfile
 from array import array
 from pathlib import Path
@@ -19,18 +18,18 @@ from gpuload.datasets.stores.tar.headers import Damage
 from gpuload.datasets.stores.tar.index import Shard, UnusableIndex, build, make_table, read, split_name
 
 
-def samples(shard: Shard) -> dict[str, dict[str, bytes]]:
-    """All samples, read by the index."""
+def read_samples(shard: Shard) -> dict[str, dict[str, bytes]]:
+    """Read all samples at the offsets in the index."""
     data, columns = Path(shard.path).read_bytes(), shard.columns
-    found = {}
+    samples = {}
     for number in range(shard.samples):
         span = range(int(columns.first[number]), int(columns.first[number + 1]))
         begins = [512 * int(columns.blocks[member]) for member in span]
-        found[shard.key(number)] = {
+        samples[shard.key(number)] = {
             columns.names[columns.fields[member]]: data[begin : begin + int(columns.sizes[member])]
             for member, begin in zip(span, begins, strict=True)
         }
-    return found
+    return samples
 
 
 @pytest.mark.parametrize(
@@ -50,39 +49,40 @@ def samples(shard: Shard) -> dict[str, dict[str, bytes]]:
         ("__note__", None),
     ],
 )
-def test_the_first_dot_of_the_last_component_is_between_key_and_field(name: str, split: tuple[str, str] | None) -> None:
+def test_split_name_splits_at_the_first_dot_of_the_last_component(name: str, split: tuple[str, str] | None) -> None:
     assert split_name(name.encode()) == (split and tuple(part.encode() for part in split))
 
 
-def test_each_field_is_where_the_index_says(tmp_path: Path) -> None:
+def test_build_indexes_each_field(tmp_path: Path) -> None:
     files = {"d/a.jpg": b"x" * 5000, "d/a.cls": b"1", "notes": b"?", "ö.jpg": b"", "ö.seg.png": b"y" * 700}
     shard = build(str(archive(tmp_path / "x.tar", files)))
-    assert samples(shard) == {"d/a": {"jpg": b"x" * 5000, "cls": b"1"}, "ö": {"jpg": b"", "seg.png": b"y" * 700}}
+    assert read_samples(shard) == {"d/a": {"jpg": b"x" * 5000, "cls": b"1"}, "ö": {"jpg": b"", "seg.png": b"y" * 700}}
     assert (shard.samples, shard.members) == (2, 4)
+    empty = build(str(archive(tmp_path / "empty.tar", {})))
+    assert (empty.samples, empty.columns.names) == (0, ())
     copy = pickle.loads(pickle.dumps(shard, 5))
-    assert samples(copy) == samples(shard)
+    assert read_samples(copy) == read_samples(shard)
 
 
-def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive(tmp_path / "x.tar", {f"{number}.jpg": bytes(200_000) for number in range(10)})
     reads = []
-    plain = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: reads.append(nbytes) or plain(fd, nbytes, at))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: reads.append(nbytes) or pread(fd, nbytes, at))
     build(str(path))
-    assert len(reads) <= 16  # and the blocks that close it
+    assert len(reads) <= 16  # including the blocks that close the archive
     assert max(reads) <= 4096
 
 
-def test_a_sample_of_two_files_takes_few_bytes(tmp_path: Path) -> None:
+def test_index_of_two_fields_takes_under_13_bytes_and_the_key_per_sample(tmp_path: Path) -> None:
     files = {f"folder/{n:012d}.{field}": bytes(40) for n in range(400) for field in ("jpg", "cls")}
     shard = build(str(archive(tmp_path / "x.tar", files)))
-    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key has 19"
+    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key takes 19"
 
 
-def test_offsets_and_sizes_of_any_width(tmp_path: Path) -> None:
-    """Of a file with a hole of 6 GiB in it."""
+def test_build_indexes_members_of_several_gib(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
-    info, size = tarfile.TarInfo("a.bin"), 6 << 30
+    info, size = tarfile.TarInfo("a.bin"), 6 << 30  # a hole in the file
     info.size = size
     with open(path, "wb") as file:
         file.write(info.tobuf(tarfile.GNU_FORMAT))
@@ -94,12 +94,7 @@ def test_offsets_and_sizes_of_any_width(tmp_path: Path) -> None:
     assert [512 * block for block in shard.columns.blocks.tolist()] == [512, 512 + size + 512]
 
 
-def test_an_archive_without_members_has_no_samples(tmp_path: Path) -> None:
-    shard = build(str(archive(tmp_path / "x.tar", {})))
-    assert (shard.samples, shard.columns.names) == (0, ())
-
-
-def test_one_that_is_cut_off_says_how_many_samples_are_whole(tmp_path: Path) -> None:
+def test_build_of_a_truncated_archive_states_the_number_of_complete_samples(tmp_path: Path) -> None:
     files = {f"{number}.{field}": bytes(600) for number in range(5) for field in ("jpg", "png")}
     path = archive(tmp_path / "x.tar", files)
     os.truncate(path, 1536 * 7 + 700)
@@ -111,48 +106,63 @@ def test_one_that_is_cut_off_says_how_many_samples_are_whole(tmp_path: Path) -> 
         build(str(path))
 
 
-def test_one_that_ends_without_its_closing_blocks_is_remarked_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda data: data[:2048],
+            "ends at 2,048 bytes without the empty blocks that close an archive: it may have been truncated between "
+            "two members; it has 2 samples",
+        ),
+        (
+            lambda data: data + b"a signature",
+            "has 11 bytes after the end of the archive, at offset 10,240, that are not part of an archive; they are "
+            "ignored",
+        ),
+    ],
+)
+def test_build_remarks_on_missing_closing_blocks_and_bytes_after_the_end(tmp_path: Path, change, text: str) -> None:
     path, remarks = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"}), []
-    os.truncate(path, 2048)
+    path.write_bytes(change(path.read_bytes()))
     assert build(str(path), remarks.append).samples == 2
-    [remark] = remarks
-    assert re.match(r"'.*x.tar' ends at 2,048 bytes without the empty blocks that close an archive: it may have been "
-                    r"truncated between two members; it has 2 samples$", remark)  # fmt: skip
+    assert remarks == [f"{str(path)!r} {text}"]
 
 
 @pytest.mark.parametrize("names", [("a.jpg", "a.cls", "a.jpg"), ("a.jpg", "b.jpg", "a.jpg"), ("a.jpg", "b.jpg", "a.x")])
-def test_two_samples_with_one_key_in_a_shard(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_build_refuses_two_samples_with_one_key(tmp_path: Path, names: tuple[str, ...]) -> None:
     path = archive(tmp_path / "x.tar", [(name, b"1") for name in names])
     text = r"has two samples with the key 'a': one at offset 0, one at 2,048.* the members of a sample must be adj"
     with pytest.raises(Damage, match=text):
         build(str(path))
 
 
-def test_one_that_is_compressed(tmp_path: Path) -> None:
+def test_build_refuses_a_compressed_archive(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar.gz", {"a.jpg": b"1"}, mode="w:gz")
     with pytest.raises(Damage, match=r"is compressed \(gzip\), .* Unpack it to a plain tar, or .*stream=True"):
         build(str(path))
 
 
-def test_one_that_is_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_refuses_an_archive_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
-    plain = index_module.split_name
+    split_name = index_module.split_name
 
     def slow(name: bytes) -> object:
         os.utime(path, ns=(1, 1))
-        return plain(name)
+        return split_name(name)
 
     monkeypatch.setattr(index_module, "split_name", slow)
     with pytest.raises(Damage, match="changed while it was being indexed"):
         build(str(path))
 
 
-def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
+def test_read_refuses_other_and_damaged_index_files(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
     table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     file.write_bytes(table)
     assert read(str(path), str(file), status).samples == 2
     assert read(str(path), str(tmp_path / "none"), status) is None
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+    assert read(str(path), str(file), path.stat()) is None, "the archive is newer"
     for length in range(0, len(table), 24):
         file.write_bytes(table[:length])
         with pytest.raises(UnusableIndex, match=r"it is truncated|its header states"):
@@ -168,14 +178,17 @@ def test_a_file_that_is_no_index_or_is_damaged_anywhere(tmp_path: Path) -> None:
         read(str(path), str(file), status)
 
 
-def test_parts_of_an_index_that_were_swapped_are_noticed(tmp_path: Path) -> None:
-    """As the pages of a file may be: the bytes are the same, in another order."""
+def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
+    """The pages of a file may be written in another order."""
     path = archive(tmp_path / "x.tar", {f"{number:04d}.jpg": b"%d" % number for number in range(600)})
     table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     words = table.view("<u8")
-    for one, other in ((20, 60), (100, 400), (12, len(words) - 20)):
+    for first, second in ((20, 60), (100, 400), (12, len(words) - 20)):
         swapped = words.copy()
-        swapped[one : one + 16], swapped[other : other + 16] = words[other : other + 16], words[one : one + 16]
+        swapped[first : first + 16], swapped[second : second + 16] = (
+            words[second : second + 16],
+            words[first : first + 16],
+        )
         assert (swapped != words).any()
         file.write_bytes(swapped)
         with pytest.raises(UnusableIndex, match="its checksum is wrong"):
@@ -197,34 +210,17 @@ def test_parts_of_an_index_that_were_swapped_are_noticed(tmp_path: Path) -> None
         (4, [0, 1, 0, 2]),
     ],
 )
-def test_one_that_leads_out_of_its_archive_is_not_taken(tmp_path: Path, column: int, values: list[int]) -> None:
-    """It may have come with the archive, and its sum be right."""
+def test_read_refuses_an_index_that_points_outside_its_archive(tmp_path: Path, column: int, values: list[int]) -> None:
+    """An index with a valid checksum may come from elsewhere, with its archive."""
     files = {f"{key}.{field}": b"1" for key in "ab" for field in ("jpg", "cls")}
     path, file = archive(tmp_path / "x.tar", files), tmp_path / "index"
     columns = [[0, 2, 4], [0, 1, 2], [1, 3, 5, 7], [1, 1, 1, 1], [0, 1, 0, 1]]
-    for written, taken in ((columns, True), ([*columns[:column], values, *columns[column + 1 :]], False)):
-        table = make_table(stamp(str(path)), [array("Q", one) for one in written], b"ab", b"jpg\0cls")
+    for changed_columns, is_valid in ((columns, True), ([*columns[:column], values, *columns[column + 1 :]], False)):
+        table = make_table(stamp(str(path)), [array("Q", column) for column in changed_columns], b"ab", b"jpg\0cls")
         file.write_bytes(table)
-        if taken:
+        if is_valid:
             assert bytes(table) == bytes(build(str(path)).table)
             assert read(str(path), str(file), stamp(str(path))) is not None
         else:
             with pytest.raises(UnusableIndex, match="it points to offsets outside the archive"):
                 read(str(path), str(file), stamp(str(path)))
-
-
-def test_bytes_behind_the_end_are_remarked_on(tmp_path: Path) -> None:
-    path, remarks = archive(tmp_path / "x.tar", {"a.jpg": b"1"}), []
-    path.write_bytes(path.read_bytes() + b"a signature")
-    assert build(str(path), remarks.append).samples == 1
-    assert [remark.partition("' ")[2] for remark in remarks] == [
-        "has 11 bytes after the end of the archive, at offset 10,240, that are not part of an archive; they are ignored"
-    ]
-
-
-def test_one_of_an_archive_that_is_newer_or_larger_counts_for_none(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
-    file = tmp_path / "index"
-    file.write_bytes(build(str(path)).table)
-    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
-    assert read(str(path), str(file), path.stat()) is None

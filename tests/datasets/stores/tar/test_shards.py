@@ -1,14 +1,14 @@
-"""Index files: where they are kept, when they are made again, and by which processes."""
+"""`open_shards` and `find_shards`: index files and their folders, processes, and patterns of paths."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import run_python
 from helpers.tar_files import archive, shards_of_pictures
 
 import gpuload as gl
@@ -23,41 +23,43 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/gpuload/tar"
 
 
-def made(paths: list[str], **options: object) -> dict[str, bool]:
-    """Which shards are opened, and whether the index of each was made."""
-    told: dict[str, bool] = {}
-    opened = open_shards(paths, progress=lambda path, new: told.update({os.path.basename(path): new}), **options)
+def was_built(paths: list[str], **options: object) -> dict[str, bool]:
+    """Open the shards. Return for each whether its index was built."""
+    was_built_by_name: dict[str, bool] = {}
+    opened = open_shards(
+        paths, progress=lambda path, new: was_built_by_name.update({os.path.basename(path): new}), **options
+    )
     assert [shard.path for shard in opened] == paths
-    return told
+    return was_built_by_name
 
 
-def test_an_index_is_made_once_and_again_when_its_archive_is_newer(tmp_path: Path) -> None:
+def test_open_shards_builds_an_index_once_and_again_for_a_newer_archive(tmp_path: Path) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
-    assert made([path]) == {"x.tar": True}
+    assert was_built([path]) == {"x.tar": True}
     assert sorted(os.listdir(tmp_path)) == ["x.tar", f"x.tar{SUFFIX}"]
-    assert made([path, path]) == {"x.tar": False}
-    assert made([path], rebuild=True) == {"x.tar": True}
+    assert was_built([path, path]) == {"x.tar": False}
+    assert was_built([path], rebuild=True) == {"x.tar": True}
     before = os.stat(path)
     archive(tmp_path / "x.tar", {"b.jpg": b"2"})
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert os.stat(path).st_size == before.st_size
-    assert made([path]) == {"x.tar": True}
+    assert was_built([path]) == {"x.tar": True}
     assert open_shards([path])[0].key(0) == "b"
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
-def test_an_index_that_is_cut_or_garbage_is_made_again_with_a_warning(tmp_path: Path, damage: str) -> None:
+def test_open_shards_rebuilds_a_damaged_index_with_a_warning(tmp_path: Path, damage: str) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
     open_shards([path])
-    whole = Path(path + SUFFIX).read_bytes()
-    Path(path + SUFFIX).write_bytes(whole[:-8] if damage == "cut" else b"garbage, " * 50)
+    index = Path(path + SUFFIX).read_bytes()
+    Path(path + SUFFIX).write_bytes(index[:-8] if damage == "cut" else b"garbage, " * 50)
     with pytest.warns(UserWarning, match=r"index file '.*x.tar.gpuload-index' cannot be used and is rebuilt: it "):
         assert open_shards([path])[0].samples == 1
-    assert Path(path + SUFFIX).read_bytes() == whole
+    assert Path(path + SUFFIX).read_bytes() == index
 
 
-def unwritable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """As for a user who may not write there: the tests may run as one who may."""
+def make_unwritable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Refuse to write to these folders, which would be possible for the superuser, who may run the tests."""
     replace = os.replace
 
     def refuse(source: str, target: str) -> None:
@@ -68,33 +70,29 @@ def unwritable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     monkeypatch.setattr(os, "replace", refuse)
 
 
-def test_beside_archives_that_cannot_be_written_it_is_kept_in_the_cache(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_shards_saves_to_cache_if_read_only(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     path = str(archive(tmp_path / "data/x.tar", {"a.jpg": b"1"}))
-    unwritable(monkeypatch, tmp_path / "data")
-    assert made([path]) == {"x.tar": True}
+    make_unwritable(monkeypatch, tmp_path / "data")
+    assert was_built([path]) == {"x.tar": True}
     assert os.listdir(tmp_path / "data") == ["x.tar"]
     [name] = os.listdir(cache)
     assert name.endswith(SUFFIX)
-    assert made([path]) == {"x.tar": False}
+    assert was_built([path]) == {"x.tar": False}
     os.utime(path, ns=(1, 1))
-    assert made([path]) == {"x.tar": True}
+    assert was_built([path]) == {"x.tar": True}
     assert os.listdir(cache) == [name]
 
 
-def test_where_nothing_can_be_written_it_is_made_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_shards_builds_each_time_if_nothing_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
-    unwritable(monkeypatch, tmp_path)
+    make_unwritable(monkeypatch, tmp_path)
     for _ in range(2):
-        with pytest.warns(
-            UserWarning, match=r"can be saved neither next to it nor in '.*/cache/gpuload/tar' \(.*denied"
-        ):
+        with pytest.warns(UserWarning, match=r"saved neither next to it nor in '.*/cache/gpuload/tar' \(.*denied"):
             assert open_shards([path])[0].samples == 1
 
 
-def test_several_damaged_shards_are_told_at_once_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_open_shards_names_all_damaged_shards_and_saves_other_indices(tmp_path: Path) -> None:
     paths = [str(archive(tmp_path / f"{number}.tar", {"a.jpg": bytes(600)})) for number in range(6)]
     for path in paths[1:]:
         os.truncate(path, 700)
@@ -108,7 +106,7 @@ def test_several_damaged_shards_are_told_at_once_and_the_others_are_kept(tmp_pat
 
 
 @pytest.mark.processes
-def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_shards_with_processes_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = find_shards(shards_of_pictures(tmp_path, 3, 2))
     os.truncate(paths[2], 1536)
     with pytest.warns(UserWarning, match="without the empty blocks"):
@@ -124,30 +122,26 @@ def test_processes_make_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     assert [Path(path + SUFFIX).read_bytes() for path in paths] == here
 
 
-def test_a_warning_of_keep_names_who_calls_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_index_warning_names_the_file_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
-    unwritable(monkeypatch, tmp_path)
+    make_unwritable(monkeypatch, tmp_path)
     with pytest.warns(UserWarning, match="can be saved neither") as caught:
         save_index(build(path))
-    with pytest.warns(UserWarning, match="can be saved neither") as more:
+    with pytest.warns(UserWarning, match="can be saved neither") as caught_by_dataset:
         gl.TarShards(path)
-    assert [warning.filename for warning in [*caught, *more]] == [__file__] * 2
+    assert [warning.filename for warning in [*caught, *caught_by_dataset]] == [__file__] * 2
 
 
 @pytest.mark.processes
-def test_reading_shards_imports_neither_torch_nor_what_unpacks(tmp_path: Path) -> None:
+def test_tar_shards_import_no_torch_and_no_decompressors(tmp_path: Path) -> None:
     open_shards(find_shards(shards_of_pictures(tmp_path, 1, 1)))
     program = """if True:
         import sys, gpuload
         gpuload.TarShards(sys.argv[1])[0]
-        dear = {"torch", "zstandard", "gzip", "lzma", "hashlib", "multiprocessing", "tarfile"}
-        print(sorted(dear & set(sys.modules)))
+        slow = {"torch", "zstandard", "gzip", "lzma", "hashlib", "multiprocessing", "tarfile"}
+        print(sorted(slow & set(sys.modules)))
     """
-    command = [sys.executable, "-c", program, str(tmp_path / "*.tar")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-# Which paths a pattern stands for
+    assert run_python(program, tmp_path / "*.tar")[0] == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -155,12 +149,12 @@ def test_reading_shards_imports_neither_torch_nor_what_unpacks(tmp_path: Path) -
     ["x", "a{1..3}", "a{01..10}", "a{8..12}", "a{000..002}.{tar,gz}", "{a,b{1..2},c}d", "{3..1}", "{0..10..5}",
      "a{,b}", "{x}", "{}", "{1..2}{a,b}", "x{a}{1,2}", "{a,b}{", "{-1..1}", "{1,{2,{3,4}}}"],
 )  # fmt: skip
-def test_braces_are_expanded_as_a_shell_does(pattern: str) -> None:
+def test_expand_braces_like_a_shell(pattern: str) -> None:
     shell = subprocess.run(["bash", "-c", f"echo {pattern}"], capture_output=True, text=True, check=True)
     assert list(expand(pattern)) == shell.stdout.split()
 
 
-def test_paths_wildcards_and_lists_in_their_order(tmp_path: Path) -> None:
+def test_find_shards_takes_paths_wildcards_and_lists_in_order(tmp_path: Path) -> None:
     for name in ("b-1.tar", "b-0.tar", "a.tar", "odd[1].tar"):
         (tmp_path / name).touch()
     root = str(tmp_path)
@@ -172,13 +166,13 @@ def test_paths_wildcards_and_lists_in_their_order(tmp_path: Path) -> None:
     assert find_shards(f"{root}/odd[1].tar") == [f"{root}/odd[1].tar"]
 
 
-def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_shards_makes_paths_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.tar").touch()
     monkeypatch.chdir(tmp_path)
     assert find_shards("a.tar") == [f"{tmp_path}/a.tar"]
 
 
-def test_no_shard_is_found(tmp_path: Path) -> None:
+def test_find_shards_names_missing_shards(tmp_path: Path) -> None:
     root = re.escape(str(tmp_path))
     (tmp_path / "x-0.tar").touch()
     with pytest.raises(FileNotFoundError, match=rf"^no shards match '{root}/y-\*.tar' \(searched for "):

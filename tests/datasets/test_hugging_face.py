@@ -1,0 +1,377 @@
+"""Hugging Face's datasets in `wrap`: rows and streams with undecoded images, EXIF, states, and errors."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.patterns import exactly
+from PIL import Image as PILImage
+
+import gpuload as gl
+from gpuload import transforms as T
+
+
+def jpeg(number: int) -> bytes:
+    return jpeg_bytes(smooth_image(20 + number, 30, number))
+
+
+@pytest.fixture
+def rows(hf: ModuleType, tmp_path: Path) -> Any:
+    """Six rows with an image, the last one as a path, a label, and further images in a list and a dict."""
+    features = hf.Features(
+        {
+            "image": hf.Image(),
+            "label": hf.ClassLabel(names=["ant", "bee"]),
+            "views": hf.List(hf.Image(mode="L")),
+            "deep": {"image": hf.Image(), "parts": hf.List({"image": hf.Image(), "name": hf.Value("string")})},
+        }
+    )
+    path = tmp_path / "5.jpg"
+    path.write_bytes(jpeg(5))
+    return hf.Dataset.from_list(
+        [
+            {
+                "image": {"bytes": None, "path": str(path)} if n == 5 else {"bytes": jpeg(n), "path": f"{n}.jpg"},
+                "label": n % 2,
+                "views": [{"bytes": jpeg(n + k), "path": None} for k in range(2)],
+                "deep": {
+                    "image": {"bytes": jpeg(n), "path": None},
+                    "parts": [{"image": {"bytes": jpeg(n), "path": None}, "name": "leg"}],
+                },
+            }
+            for n in range(6)
+        ],
+        features=features,
+    )
+
+
+@pytest.mark.slow
+def test_wrap_rows_yield_bytes_for_each_image(rows: Any, tmp_path: Path) -> None:
+    wrapped = gl.wrap(rows)
+    assert len(wrapped) == len(rows) == 6
+    assert wrapped[1] == {
+        "image": gl.Encoded(jpeg(1), source="1.jpg", exif=True),
+        "label": 1,
+        "views": [gl.Encoded(jpeg(1), "L", exif=True), gl.Encoded(jpeg(2), "L", exif=True)],
+        "deep": {
+            "image": gl.Encoded(jpeg(1), exif=True),
+            "parts": [{"image": gl.Encoded(jpeg(1), exif=True), "name": "leg"}],
+        },
+    }
+    assert wrapped[-1]["image"].data == gl.read(tmp_path / "5.jpg").data
+    assert list(wrapped[0]) == wrapped.column_names == list(wrapped.features) == ["image", "label", "views", "deep"]
+    assert repr(wrapped) == "wrap(datasets.Dataset: 6 rows of 'image', 'label', 'views', 'deep')"
+    assert isinstance(rows[0]["image"], PILImage.Image), "wrap() must not change its argument"
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_wrap_rows_batches_equal_images(hf: ModuleType, rows: Any, tmp_path: Path, workers: int, where: str) -> None:
+    if where == "disk":
+        rows.save_to_disk(tmp_path / "saved")
+        rows = hf.load_from_disk(tmp_path / "saved")
+    rows = rows.select_columns(["label", "image"]).select([3, 1, 5, 0])
+    with gl.Loader(gl.wrap(rows), 2, num_workers=workers, device="cpu", transforms=[T.CenterCrop(16)]) as loader:
+        batches = list(loader)
+    assert [list(batch) for batch in batches] == [["label", "image"]] * 2
+    assert [batch["label"].tolist() for batch in batches] == [[1, 1], [1, 0]]
+    expected = [np.asarray(PILImage.open(io.BytesIO(jpeg(n)))) for n in (3, 1, 5, 0)]
+    for image, decoded in zip(torch.cat([batch["image"] for batch in batches]), expected, strict=True):
+        top, left = round((decoded.shape[0] - 16) / 2), round((decoded.shape[1] - 16) / 2)
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), decoded[top : top + 16, left : left + 16])
+
+
+def turned_rows(hf: ModuleType, **columns: Any) -> Any:
+    """Make rows of a photograph that EXIF turns by a quarter, and a column for each pair of a feature and a value."""
+    file, exif = io.BytesIO(), PILImage.Exif()
+    exif[0x0112] = 6
+    PILImage.fromarray(smooth_image(20, 30, 1)).save(file, "JPEG", exif=exif)
+    columns = {"image": (hf.Image(), {"bytes": file.getvalue(), "path": None})} | columns
+    features = hf.Features({name: feature for name, (feature, _) in columns.items()})
+    return hf.Dataset.from_list([{name: value for name, (_, value) in columns.items()}] * 2, features=features)
+
+
+def test_wrap_rows_images_are_turned_upright_as_datasets_does(hf: ModuleType) -> None:
+    rows = turned_rows(hf)
+    upright = np.asarray(rows[0]["image"])
+    assert upright.shape == (30, 20, 3)
+    for dataset in (rows, rows.to_iterable_dataset()):
+        for decode, expected in [
+            (gl.Decode(), upright),
+            (gl.Decode(exif=True), upright),
+            (gl.Decode(exif=False), np.rot90(upright)),
+        ]:
+            with gl.Loader(gl.wrap(dataset), 2, num_workers=0, device="cpu", decode=decode) as loader:
+                [batch] = loader
+            np.testing.assert_array_equal(batch["image"][0].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda hf: {"mask": (hf.Image(), None)}, "'mask'"),
+        (lambda hf: {"annotation": (hf.Image(), None)}, "'annotation'"),
+        (lambda hf: {"objects": ({"bbox": hf.List(hf.List(hf.Value("float32"), 4))}, {"bbox": []})}, "'bbox'"),
+        (
+            lambda hf: {"boxes": (hf.List(hf.Value("float32")), []), "keypoints": (hf.List(hf.Value("float32")), [])},
+            "'boxes', 'keypoints'",
+        ),
+    ],
+)
+def test_wrap_rows_with_targets_warn_of_ignored_exif(hf: ModuleType, make: Callable[[Any], Any], named: str) -> None:
+    rows = turned_rows(hf, **make(hf))
+    message = (
+        f"the images beside {named} are decoded as they are stored, since these may have been made for the stored "
+        "images; if they were made for upright images, pass decode=gpuload.Decode(exif=True) to the Loader"
+    )
+    with pytest.warns(RuntimeWarning, match=exactly(message)) as caught:
+        wrapped = gl.wrap(rows)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert wrapped[0]["image"].exif is None
+    rows = turned_rows(hf, label=(hf.Value("int64"), 1), annotation=(hf.Value("string"), "a"))
+    assert gl.wrap(rows)[0]["image"].exif is True, "labels and texts are not targets that move with the image"
+
+
+def test_wrap_rows_state_saved_without_exif_resumes_only_with_a_warning(hf: ModuleType) -> None:
+    rows = turned_rows(hf)
+    for dataset in (gl.wrap(rows), torch.utils.data.Subset(gl.wrap(rows), [0, 1]), gl.Cached(gl.wrap(rows), 1 << 20)):
+        options = {"num_workers": 0, "device": "cpu", "transforms": [T.CenterCrop(8)]}
+        with gl.Loader(dataset, 1, decode=gl.Decode(exif=False), **options) as loader:
+            state = loader.state_dict()
+        with gl.Loader(dataset, 1, **options) as loader:
+            with pytest.raises(ValueError, match=r"transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"):
+                loader.load_state_dict(state)
+            with pytest.warns(RuntimeWarning, match="transforms was"):
+                loader.load_state_dict(state, strict=False)
+
+
+def test_wrap_rows_take_the_mode_of_the_feature_and_keep_missing_images(hf: ModuleType) -> None:
+    def make_row(image: Any, **options: Any) -> Any:
+        return hf.Dataset.from_dict({"x": [image]}, features=hf.Features({"x": hf.Image(**options)}))
+
+    image = {"bytes": jpeg(1), "path": None}
+    assert gl.wrap(make_row(image))[0]["x"].mode == "RGB"
+    assert gl.wrap(make_row(image, mode="RGBA"))[0]["x"].mode == "RGBA"
+    assert gl.wrap(make_row(image, mode="RGBA"), mode="L")[0]["x"].mode == "L"
+    assert gl.wrap(make_row(image, mode="CMYK"), mode="L")[0]["x"].mode == "L"
+    assert gl.wrap(make_row(image, decode=False))[0] == {"x": gl.Encoded(jpeg(1), exif=True)}
+    assert gl.wrap(make_row(None))[0] == {"x": None}
+    message = (
+        "datasets.Image(mode='CMYK'): mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'; pass "
+        "mode= to wrap()"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(make_row(image, mode="CMYK"))
+
+
+def test_wrap_rows_name_a_missing_file_and_a_url(hf: ModuleType, tmp_path: Path) -> None:
+    paths = [str(tmp_path / "gone.jpg"), "https://localhost/1.jpg"]
+    rows = hf.Dataset.from_dict({"x": [{"bytes": None, "path": path} for path in paths]})
+    wrapped = gl.wrap(rows.cast_column("x", hf.Image()))
+    with pytest.raises(FileNotFoundError, match=re.escape(paths[0])):
+        wrapped[0]
+    with pytest.raises(FileNotFoundError, match="file on this machine; download it beforehand: 'https://localhost"):
+        wrapped[1]
+    with pytest.raises(TypeError, match=exactly("an index must be an integer, got 'x' (str)")):
+        wrapped["x"]
+
+
+def test_wrap_rows_refuse_formats_and_tables_without_images(hf: ModuleType, rows: Any) -> None:
+    advice = (
+        ", which is applied after decoding: pass dataset.with_format(None), and transform images with "
+        "Loader(transforms=…); gpuload's batches are tensors"
+    )
+    got = "got a datasets.arrow_dataset.Dataset with "
+    for formatted, what in (
+        (rows.with_format("numpy"), "the format 'numpy'"),
+        (rows.with_transform(lambda batch: batch), "a transform (set_transform, with_transform)"),
+    ):
+        with pytest.raises(TypeError, match=exactly(got + what + advice)):
+            gl.wrap(formatted)
+    message = (
+        "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); "
+        "declare one with dataset.cast_column(name, datasets.Image()), or pass the dataset to gpuload.Loader unchanged"
+    )
+    for without in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):
+        with pytest.raises(TypeError, match=exactly(message)):
+            gl.wrap(without)
+    everything = rows.with_format(None, columns=["label"], output_all_columns=True)
+    assert set(gl.wrap(everything)[0]) == set(rows.column_names)
+    assert isinstance(gl.wrap(everything)[0]["image"], gl.Encoded)
+
+
+def test_wrap_refuses_iterable_datasets_and_dataset_dicts(hf: ModuleType, rows: Any) -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(())
+
+    message = (
+        ", an iterable dataset, which does not need wrap(): pass it to gpuload.Loader unchanged. To leave decoding to "
+        "gpuload, have it yield gpuload.Encoded(bytes) instead of images"
+    )
+    with pytest.raises(TypeError, match=f"{re.escape(message)}$"):
+        gl.wrap(Stream())
+    message = (
+        "got a datasets.dataset_dict.DatasetDict, which contains several datasets; wrap one of them: "
+        "gpuload.wrap(dataset['train'])"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        gl.wrap(hf.DatasetDict(train=rows))
+    text = "the dataset is a DatasetDict, which contains several datasets; pass one: 'train', 'test'"
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        gl.Loader(hf.DatasetDict(train=rows, test=rows), device="cpu")
+
+
+def test_loader_reads_a_streaming_dataset_without_wrap(hf: ModuleType) -> None:
+    images = [PILImage.open(io.BytesIO(jpeg(n))) for n in range(4)]
+    with stream_loader(make_table(hf, images).to_iterable_dataset()) as loader:
+        (batch,) = loader
+    assert batch["image"].shape == (4, 3, 8, 8)
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+
+
+STREAM_LENGTH = 24
+
+
+def make_table(hf: ModuleType, images: list[Any]) -> Any:
+    """Make a dataset of these images, whose labels are their indices."""
+    features = hf.Features({"image": hf.Image(), "label": hf.Value("int64")})
+    return hf.Dataset.from_dict({"image": images, "label": [*range(len(images))]}, features=features)
+
+
+@pytest.fixture
+def stream(hf: ModuleType) -> Any:
+    """Six shards of four rows."""
+    images = [{"bytes": jpeg(n), "path": f"{n}.jpg"} for n in range(STREAM_LENGTH)]
+    return make_table(hf, images).to_iterable_dataset(num_shards=6)
+
+
+def labels_of(batches: Iterable[dict[str, torch.Tensor]]) -> list[int]:
+    return [label for batch in batches for label in batch["label"].tolist()]
+
+
+def stream_loader(wrapped: Any, **options: Any) -> gl.Loader:
+    return gl.Loader(wrapped, 4, device="cpu", transforms=[T.Resize((8, 8))], **options)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_wrap_stream_yields_undecoded_images_once(stream: Any, workers: int) -> None:
+    wrapped = gl.wrap(stream, mode="L")
+    sample = next(iter(wrapped))
+    assert sample == {"image": gl.Encoded(jpeg(0), "L", "0.jpg", exif=True), "label": 0}
+    assert repr(wrapped) == "wrap(datasets.IterableDataset: 'image', 'label')"
+    with stream_loader(wrapped, num_workers=workers) as loader:
+        batches = list(loader)
+    assert sorted(labels_of(batches)) == [*range(STREAM_LENGTH)]
+    assert all(batch["image"].shape == (4, 1, 8, 8) for batch in batches)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_wrap_stream_skips_bad_images(hf: ModuleType, workers: int) -> None:
+    images = [{"bytes": jpeg(n) if n != 5 else b"no image", "path": f"{n}.jpg"} for n in range(12)]
+    images[8] = {"bytes": None, "path": "/nowhere/8.jpg"}
+    faults = gl.Faults(on_error="skip", max_error_rate=0.5)
+    wrapped = gl.wrap(make_table(hf, images).to_iterable_dataset(num_shards=4))
+    with stream_loader(wrapped, num_workers=workers, faults=faults) as loader:
+        with pytest.warns(RuntimeWarning, match="it was skipped"):
+            batches = list(loader)
+        labels = sorted(labels_of(batches))
+        assert labels == [n for n in range(12) if n not in (5, 8)]
+        assert sorted(error.source or "" for error in loader.errors)[-1] == "5.jpg"
+
+
+@pytest.mark.parametrize("world", [2, 4])  # that divides the shards, and that does not
+def test_wrap_stream_is_divided_among_ranks(stream: Any, world: int) -> None:
+    labels = []
+    for rank in range(world):
+        with stream_loader(gl.wrap(stream), num_workers=0, rank=rank, world_size=world) as loader:
+            labels += labels_of(loader)
+    assert sorted(labels) == [*range(STREAM_LENGTH)]
+
+
+def test_wrap_stream_split_by_node_is_not_split_again(hf: ModuleType, stream: Any) -> None:
+    split = importlib.import_module("datasets.distributed").split_dataset_by_node(stream, 1, 2)
+    with stream_loader(gl.wrap(split), num_workers=0, rank=1, world_size=2) as loader:
+        labels = labels_of(loader)
+    assert labels == [row["label"] for row in split]
+    assert len(labels) == STREAM_LENGTH // 2
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_wrap_stream_resumes_from_its_state(stream: Any, workers: int) -> None:
+    with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
+        batches = iter(loader)
+        first = [next(batches)["label"].tolist() for _ in range(2)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        remaining = [batch["label"].tolist() for batch in batches]
+    with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
+        loader.load_state_dict(state)
+        assert [batch["label"].tolist() for batch in loader] == remaining
+    assert len(first) + len(remaining) == STREAM_LENGTH // 4
+
+
+def test_wrap_stream_shuffles_by_epoch(stream: Any) -> None:
+    wrapped = gl.wrap(stream.shuffle(seed=1, buffer_size=8))
+    with stream_loader(wrapped, num_workers=0) as loader:
+        orders = []
+        for epoch in (0, 1, 0):
+            loader.set_epoch(epoch)
+            orders.append(labels_of(loader))
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[1]) == [*range(STREAM_LENGTH)]
+
+
+def test_wrap_stream_reads_images_at_file_urls(hf: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    paths = [f"file://{tmp_path}/0.jpg", str(tmp_path / "0.jpg")]
+    table = make_table(hf, [{"bytes": None, "path": path} for path in paths])
+    assert [row["image"].data for row in gl.wrap(table.to_iterable_dataset())] == [jpeg(0)] * 2
+
+
+def test_wrap_stream_error_of_map_ends_the_epoch(stream: Any) -> None:
+    def fail(row: dict[str, Any]) -> dict[str, Any]:
+        if row["label"] == 6:
+            raise RuntimeError("no more")
+        return row
+
+    wrapped = gl.wrap(stream.map(fail, features=stream.features))
+    assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() has decoded it"
+    faults = gl.Faults(on_error="skip", max_error_rate=1)
+    with stream_loader(wrapped, num_workers=0, faults=faults) as loader, pytest.raises(gl.SampleError, match="no more"):
+        list(loader)
+
+
+def test_wrap_stream_refuses_formats_tables_without_images_and_unknown_columns(hf: ModuleType, stream: Any) -> None:
+    got = "got a datasets.iterable_dataset.IterableDataset "
+    for dataset, message in (
+        (
+            stream.with_format("numpy"),
+            "with the format 'numpy', which is applied after decoding: pass dataset.with_format(",
+        ),
+        (
+            stream.select_columns("label"),
+            "without images: none of its columns is a datasets.Image ('label'); declare one",
+        ),
+        (stream.map(lambda row: row), "whose columns are unknown before it is read, as after map(); declare them"),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(got + message)}"):
+            gl.wrap(dataset)
