@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +21,6 @@ import cloudpickle
 import pytest
 from helpers import lacking
 from helpers.generated_images import jpeg_bytes, smooth_image
-from helpers.lacking import PACKAGES
 from helpers.warm_interpreters import warm_interpreters
 
 from benchmarks.interpreter import speed_up_interpreter
@@ -60,8 +60,28 @@ FORKED = tuple(
 IS_OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 OF_THIS_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "PYTEST_TIMEOUT", "PYTEST_XDIST_")
 BOOTSTRAP = str(TESTS.parent / "gpuload" / "workers" / "bootstrap.py")
-# Folders whose tests need an optional package, whatever error they raise without it.
-NEEDED = {"tests/stage/dali/": "DALI", "tests/stage/kornia/": "kornia"}
+# Folders and files whose tests need optional packages, without which their modules are not imported.
+NEEDED = {
+    "tests/cli/": ("jinja2", "rich", "typer"),
+    "tests/exporters/": ("prometheus_client",),
+    "tests/stage/dali/": ("nvidia.dali",),
+    "tests/stage/kornia/": ("kornia",),
+}
+
+
+def needed_by(nodeid: str) -> set[str]:
+    """Return the optional packages that a test or a file of tests needs by its path (`NEEDED`)."""
+    return {name for path, names in NEEDED.items() if nodeid.startswith(path) for name in names}
+
+
+def pytest_configure() -> None:
+    """Do not start if the target of make that runs pytest requires a package that is not installed."""
+    if missing := lacking.missing():
+        target = os.environ["GPULOAD_REQUIRE_PACKAGES"]
+        raise pytest.UsageError(
+            f"make {target} requires packages that are not installed in {sys.prefix}: {', '.join(missing)}. "
+            f"make {target} installs them, unless {sys.prefix}/.installed-… says that it has: make clean"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -70,69 +90,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Notebooks come first, since they take longest: at the end, one process would run them while the others are idle."""
     items.sort(key=lambda item: not item.nodeid.startswith("notebooks/"))
     for item in items:
-        if "fused" in item.nodeid:
+        if re.search(r"(?<!re)fused", item.nodeid):  # not "refused"
             item.add_marker("interpreter")
         for folder, marker in FOLDERS.items():
             if item.nodeid.startswith(folder):
                 item.add_marker(marker)
-        for folder, name in NEEDED.items():
-            if item.nodeid.startswith(folder) and is_absent(name):
-                item.add_marker(pytest.mark.skip(f"{PACKAGES[name]} is not installed"))
-
-
-def is_absent(name: str) -> bool:
-    """Return whether this is the name, as used in errors, of an optional package that is not installed."""
-    return name in PACKAGES and lacking.is_absent(PACKAGES[name])
-
-
-def absence(error: BaseException | None) -> str | None:
-    """Return the optional package whose absence caused an error, directly or through its causes; else None."""
-    while error is not None:
-        names: list[str] = []
-        if isinstance(error, ModuleNotFoundError):
-            parts = (error.name or "").split(".")
-            names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        elif type(error).__name__ == "BackendError":  # which may name a package for other reasons
-            names = re.findall(r"needs (?:NVIDIA's )?(\w+), which (?:is not installed|cannot be imported)", str(error))
-        for name in filter(is_absent, names):
-            return PACKAGES[name]
-        error = error.__cause__
-    return None
+        needed = {name for marker in item.iter_markers("needs") for name in marker.args} | needed_by(item.nodeid)
+        if not needed <= lacking.REQUIRED["test"]:
+            item.add_marker("integration")
+        for name in filter(lacking.is_absent, sorted(needed)):
+            item.add_marker(pytest.mark.skip(f"{name} is not installed"))
 
 
 class TestModule(pytest.Module):
-    """A module of tests, skipped if it imports an optional package that is not installed."""
+    """A module of tests, skipped if it needs an optional package that is not installed, or imports one by itself."""
 
     __test__ = False
 
     def _getobj(self):
+        lacking.require(*needed_by(self.nodeid))
         try:
             return super()._getobj()
         except self.CollectError as error:
-            if (package := absence(error)) is not None:
+            if (package := absent_import(error.__cause__)) is not None:
                 pytest.skip(f"{package} is not installed", allow_module_level=True)
             raise
 
 
+def absent_import(error: BaseException | None) -> str | None:
+    """Return the optional package whose import by a file of tests or benchmarks failed; None if gpuload imported it."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    parts = (error.name or "").split(".")
+    names = {".".join(parts[:count]) for count in range(1, len(parts) + 1)} & lacking.OPTIONAL
+    is_of_gpuload = files[-1].startswith(f"{TESTS.parent / 'gpuload'}/")
+    return None if is_of_gpuload else next(filter(lacking.is_absent, names), None)
+
+
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     return TestModule.from_parent(parent, path=module_path)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Iterator[None]:
-    """Skip a test that fails because an optional package is not installed."""
-    try:
-        return (yield)
-    except Exception as error:
-        if (package := absence(error)) is not None:
-            pytest.skip(f"{package} is not installed")
-        raise
-
-
-@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
-def pytest_setup_of_fixtures() -> Iterator[None]:
-    """Skip a test whose fixtures fail because an optional package is not installed."""
-    return (yield from pytest_runtest_call())
 
 
 def pytest_collection_finish() -> None:
@@ -178,7 +175,8 @@ def why_no_cuda() -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `cuda` if there is no CUDA device; fail it if GPULOAD_REQUIRE_CUDA=1. Speed up Triton's
     interpreter for tests that use it."""
-    if item.get_closest_marker("interpreter") and os.environ.get("TRITON_INTERPRET") == "1" and not is_absent("triton"):
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and not lacking.is_absent("triton")
+    if item.get_closest_marker("interpreter") and is_interpreted:
         speed_up_interpreter()
     if item.get_closest_marker("cuda") and (reason := why_no_cuda()):
         if os.environ.get("GPULOAD_REQUIRE_CUDA") == "1":
@@ -260,10 +258,10 @@ def warm_torchvision(warm_popen_of_torchvision: type[subprocess.Popen], monkeypa
 @pytest.fixture(scope="session")
 def photos() -> list[Path]:
     """The paths of real photographs, sorted; the test is skipped if there are none."""
-    found = sorted((SHARED / "photos").glob("*.jpg"))
-    if not found:
+    paths = sorted((SHARED / "photos").glob("*.jpg"))
+    if not paths:
         lacking.skip("photographs", f"none in {SHARED / 'photos'}")
-    return found
+    return paths
 
 
 @pytest.fixture(scope="session")

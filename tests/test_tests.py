@@ -1,9 +1,8 @@
-"""Rules for tests: none ends early in place of being left out, and none is skipped but for what a machine lacks."""
+"""Rules for the tests themselves: how they end, when they are skipped, what they import, which packages they need."""
 
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import subprocess
 import sys
@@ -15,17 +14,15 @@ import pytest
 from helpers import lacking
 from helpers.matrix import covering
 
-import gpuload as gl
-
 TESTS = Path(__file__).parent
 MAY_SKIP = {TESTS / "helpers" / "lacking.py", TESTS / "conftest.py"}
 SKIPPING = {"skip", "skipif", "importorskip", "skipTest", "SkipTest"}
-BY = {"pytest", "pytest.mark", "mark", "unittest", "self"}
+OWNERS_OF_SKIPPING = {"pytest", "pytest.mark", "mark", "unittest", "self"}
 FILES = [path for path in sorted(TESTS.rglob("*.py")) if "__pycache__" not in path.parts]
 
 
 def returns_of_tests(tree: ast.AST) -> Iterator[int]:
-    """The lines at which a test returns; not those of functions within it."""
+    """Yield the lines at which a test returns, but not those at which a function inside a test returns."""
     for test in ast.walk(tree):
         if isinstance(test, ast.FunctionDef) and test.name.startswith("test"):
             inside: list[ast.AST] = list(test.body)
@@ -38,22 +35,32 @@ def returns_of_tests(tree: ast.AST) -> Iterator[int]:
 
 
 def skips(tree: ast.AST) -> Iterator[int]:
-    """The lines that skip tests by pytest's own means, or unittest's."""
+    """Yield the lines that skip tests with the functions of pytest or unittest."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in SKIPPING and ast.unparse(node.value) in BY:
+        if isinstance(node, ast.Attribute) and node.attr in SKIPPING and ast.unparse(node.value) in OWNERS_OF_SKIPPING:
             yield node.lineno
         if isinstance(node, ast.ImportFrom) and node.module in ("pytest", "unittest"):
             yield from (node.lineno for name in node.names if name.name in SKIPPING)
 
 
-def found_by(look: Callable[[ast.AST], Iterator[int]], paths: list[Path]) -> dict[str, list[int]]:
-    """The lines of each file that are found, by the file's path."""
-    found = {str(path.relative_to(TESTS)): [*look(ast.parse(path.read_text()))] for path in paths}
-    return {name: lines for name, lines in found.items() if lines}
+def imports_of_test_modules(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that import a module of tests, or something from one."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{name}" for name in names]
+        if any(part.startswith("test_") for name in names for part in name.split(".")):
+            yield node.lineno
+
+
+def lines_by_file(search: Callable[[ast.AST], Iterator[int]], paths: list[Path]) -> dict[str, list[int]]:
+    """Return the lines that `search` yields for each file, keyed by the file's path in tests/."""
+    lines = {str(path.relative_to(TESTS)): [*search(ast.parse(path.read_text()))] for path in paths}
+    return {name: numbers for name, numbers in lines.items() if numbers}
 
 
 @pytest.mark.parametrize(
-    ("code", "returning", "skipping"),
+    ("code", "returns", "skipped"),
     [
         ("def test_it():\n    if x:\n        return\n    assert y", [3], []),
         ("def test_it():\n    def inner():\n        return 3\n    assert inner()", [], []),
@@ -68,73 +75,93 @@ def found_by(look: Callable[[ast.AST], Iterator[int]], paths: list[Path]) -> dic
         ("from helpers import lacking\nlacking.skip('chromium')", [], []),
     ],
 )
-def test_what_is_looked_for_is_found(code, returning, skipping):
-    assert list(returns_of_tests(ast.parse(code))) == returning
-    assert list(skips(ast.parse(code))) == skipping
+def test_returns_of_tests_and_skips_yield_line_numbers(code, returns, skipped):
+    assert list(returns_of_tests(ast.parse(code))) == returns
+    assert list(skips(ast.parse(code))) == skipped
 
 
 def test_no_test_returns_before_its_end():
-    assert found_by(returns_of_tests, FILES) == {}, (
-        "a case that does not apply is left out of the parameters, or has a test of its own"
+    assert lines_by_file(returns_of_tests, FILES) == {}, (
+        "leave a case that does not apply out of the parameters, or give it a test of its own"
     )
 
 
-def test_tests_are_skipped_only_for_what_a_machine_lacks():
-    assert found_by(skips, [path for path in FILES if path not in MAY_SKIP]) == {}, "see tests/helpers/lacking.py"
+def test_tests_are_skipped_only_by_lacking():
+    files = [path for path in FILES if path not in MAY_SKIP]
+    assert lines_by_file(skips, files) == {}, "use a function of tests/helpers/lacking.py"
 
 
-@pytest.mark.parametrize(("name", "package"), [("kornia", "kornia"), ("fused", "triton"), ("dali", "nvidia.dali")])
-def test_an_error_that_says_that_a_package_is_absent_skips_a_test(name, package, pytestconfig, monkeypatch):
-    absence = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py")).absence
-    monkeypatch.setattr(lacking, "is_absent", lambda other: other == package)
-    backend = importlib.import_module(f"gpuload.stage.{name}.backend")
-    monkeypatch.setattr(backend, "_is_installed" if name == "dali" else "find_spec", lambda *name: None)
-    with pytest.raises(gl.BackendError) as caught:
-        gl.Loader([], transforms=[gl.transforms.Resize(8)], backend=name, device="cpu")
-    assert absence(caught.value) == package
-    assert absence(gl.BackendError(f"{package} cannot run this; use another backend")) is None
-    assert absence(ModuleNotFoundError(name=f"{package}.fn")) == package
-    assert absence(ModuleNotFoundError(name=f"gpuload.{package}")) is None
-    assert absence(AssertionError(f"needs {package}, which is not installed")) is None
-    caused = gl.GpuloadError("it failed")
-    caused.__cause__ = ModuleNotFoundError(name=package)
-    assert absence(caused) == package
+@pytest.mark.parametrize(
+    "code",
+    ["import test_a", "import a.test_b", "from test_a import b", "from .test_a import b", "from a import test_b"],
+)
+def test_imports_of_test_modules_yields_each_form_of_import(code):
+    assert list(imports_of_test_modules(ast.parse(code))) == [1]
+
+
+def test_no_test_module_is_imported_by_another_file():
+    assert lines_by_file(imports_of_test_modules, FILES) == {}, (
+        "move what tests share into tests/helpers/, or into a module of their folder"
+    )
+
+
+def packages_of_module(tree: ast.Module) -> set[str]:
+    """Return the optional packages that a module of tests imports, or passes to `lacking.require`, at its top level."""
+    packages = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            packages |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Expr) and ast.unparse(node).startswith("lacking.require("):
+            packages |= {ast.literal_eval(argument) for argument in node.value.args}
+    return {package for package in lacking.OPTIONAL if any(f"{name}.".startswith(f"{package}.") for name in packages)}
+
+
+def test_modules_that_import_packages_beyond_those_of_make_test_are_listed_in_needed(pytestconfig):
+    """Otherwise, their tests would run nowhere: `make test` skips them, and `make test-integrations` deselects them."""
+    needed_by = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py")).needed_by
+    unlisted = {}
+    for path in (path for path in FILES if path.name.startswith("test_") and "project" not in path.parts):
+        nodeid = str(path.relative_to(TESTS.parent))
+        packages = packages_of_module(ast.parse(path.read_text())) - lacking.REQUIRED["test"] - needed_by(nodeid)
+        unlisted |= {nodeid: sorted(packages)} if packages else {}
+    assert unlisted == {}, "add these files to NEEDED in tests/conftest.py, or import the packages within tests"
 
 
 @pytest.mark.parametrize(("sizes", "strength", "rows"), [([5, 6, 2], 2, 30), ([3, 3, 3, 3], 2, 15), ([7, 2], 1, 7)])
-def test_in_a_covering_array_all_values_meet(sizes, strength, rows):
-    chosen = covering(sizes, strength)
-    assert len(chosen) <= rows
+def test_covering_contains_each_combination_of_values_of_any_two_axes(sizes, strength, rows):
+    array = covering(sizes, strength)
+    assert len(array) <= rows
     for axes in combinations(range(len(sizes)), strength):
-        met = {tuple(row[axis] for axis in axes) for row in chosen}
-        assert met == set(product(*(range(sizes[axis]) for axis in axes)))
+        combined = {tuple(row[axis] for axis in axes) for row in array}
+        assert combined == set(product(*(range(sizes[axis]) for axis in axes)))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [[], ["-n", "2"]])
-def test_what_a_user_tells_pytest_does_not_reach_one_within_a_test(tmp_path, processes):
-    """But it does reach the one that the user started, and the processes that xdist starts for it."""
+def test_pytest_addopts_configures_xdist_processes_but_is_absent_from_the_environment_of_tests(tmp_path, processes):
     if processes:
         lacking.require("xdist")
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (tmp_path / "users_own.py").write_text("import pytest\n\n@pytest.fixture\ndef users_own():\n    return 7\n")
+    (tmp_path / "plugin.py").write_text("import pytest\n\n@pytest.fixture\ndef seven():\n    return 7\n")
     (tmp_path / "test_it.py").write_text(
-        "import os\n\ndef test_it(pytestconfig, users_own):\n"
-        "    assert (pytestconfig.getoption('maxfail'), users_own) == (3, 7)\n"
+        "import os\n\ndef test_it(pytestconfig, seven):\n"
+        "    assert (pytestconfig.getoption('maxfail'), seven) == (3, 7)\n"
         "    names = {name for name in os.environ if name.startswith('PYTEST_')}\n"
         "    assert names <= {'PYTEST_CURRENT_TEST', 'PYTEST_VERSION'}\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *processes]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
             "PYTEST_ADDOPTS": "--maxfail=3",
-            "PYTEST_PLUGINS": "users_own",
+            "PYTEST_PLUGINS": "plugin",
         },
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 passed" in result.stdout, result.stdout + result.stderr

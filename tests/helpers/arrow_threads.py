@@ -1,4 +1,4 @@
-"""How many threads a library starts. This module does not import torch, which a worker would then import too."""
+"""The number of threads that pyarrow starts. This module does not import torch, since a worker would import it too."""
 
 from __future__ import annotations
 

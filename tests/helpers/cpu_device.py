@@ -60,9 +60,9 @@ class Device:
             self.current = before
 
     def record(self, stream):
-        made = self.events.setdefault(stream, [])
-        made.append(self._event(stream, len(made)))
-        return made[-1]
+        events = self.events.setdefault(stream, [])
+        events.append(self._event(stream, len(events)))
+        return events[-1]
 
     record_for_host = record
 

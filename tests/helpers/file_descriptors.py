@@ -15,11 +15,11 @@ __all__ = ["descriptors", "open_below", "open_of"]
 
 def descriptors() -> set[tuple[int, str]]:
     """Return all descriptors with their link targets. Those only in a later set were opened since, and not closed."""
-    found = set()
+    links_by_number = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of listdir itself
-            found.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
-    return found
+            links_by_number.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
+    return links_by_number
 
 
 def open_below(folder: Path) -> int:
@@ -29,8 +29,8 @@ def open_below(folder: Path) -> int:
 
 def open_of(file: os.stat_result) -> int:
     """Count the descriptors of this file, which need not have a name."""
-    found = []
+    matches = []
     for number, _ in descriptors():
         with contextlib.suppress(OSError):
-            found.append(os.path.samestat(os.fstat(number), file))
-    return sum(found)
+            matches.append(os.path.samestat(os.fstat(number), file))
+    return sum(matches)

@@ -49,12 +49,12 @@ def restarted(
     elif content == "few":
         noise = np.repeat(np.repeat(noise[::8, ::8] // 128 * 255, 8, 0), 8, 1)
     image = Image.fromarray(noise)
-    told = {"quality": 60, "restart_marker_blocks": interval, "optimize": content != "noise"}
+    options = {"quality": 60, "restart_marker_blocks": interval, "optimize": content != "noise"}
     file = io.BytesIO()
     if sampling.startswith("grey"):
-        image.convert("L").save(file, "JPEG", **told)
+        image.convert("L").save(file, "JPEG", **options)
     else:
-        image.save(file, "JPEG", subsampling=known, **told)
+        image.save(file, "JPEG", subsampling=known, **options)
     jpeg = bytearray(file.getvalue())
     at = header_of(bytes(jpeg)).frame_at
     struct.pack_into(">HH", jpeg, at + 5, mcus[1] * size[1] - short[1], mcus[0] * size[0] - short[0])

@@ -1,7 +1,7 @@
-"""The things that a machine can lack, and for which tests are skipped. No other reason is allowed (test_tests.py).
+"""What a machine can lack, and for which tests are skipped. No other reason is allowed (tests/test_tests.py).
 
-A test that imports a missing package is skipped anyway (conftest.py). This module is for requirements that an import
-does not reveal.
+Each of make's targets requires its own packages (`REQUIRED`): if one is missing, pytest does not start. A test that
+needs more than the packages of `make test` is marked with `needs`, which also marks it `integration`.
 """
 
 from __future__ import annotations
@@ -13,60 +13,71 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["IS_FAKE", "PACKAGES", "backend", "is_absent", "mark", "needs", "nvimgcodec", "on_a_gpu", "require", "skip"]
+__all__ = [
+    "IS_FAKE",
+    "OPTIONAL",
+    "REQUIRED",
+    "backend",
+    "is_absent",
+    "mark",
+    "missing",
+    "needs",
+    "nvimgcodec",
+    "on_a_gpu",
+    "require",
+    "skip",
+]
 
-# Optional packages, keyed by their names in errors. CI has all but TorchCodec and the two that torchdata's tests need.
-PACKAGES = {
-    "accelerate": "accelerate",
-    "aiohttp": "aiohttp",
-    "albumentations": "albumentations",
-    "botocore": "botocore",
-    "build": "build",
-    "DALI": "nvidia.dali",
-    "datasets": "datasets",
-    "expecttest": "expecttest",
-    "fsspec": "fsspec",
-    "h5py": "h5py",
-    "hatchling": "hatchling",
-    "hypothesis": "hypothesis",
-    "jinja2": "jinja2",
-    "Kornia": "kornia",
-    "kornia": "kornia",
-    "kornia_rs": "kornia_rs",
-    "lightning_utilities": "lightning_utilities",
-    "lmdb": "lmdb",
-    "matplotlib": "matplotlib",
-    "nbformat": "nbformat",
-    "nvidia": "nvidia.dali",
-    "nvidia.dali": "nvidia.dali",
-    "nvidia.nvimgcodec": "nvidia.nvimgcodec",
-    "OpenCV": "cv2",
-    "pandas": "pandas",
-    "parameterized": "parameterized",
-    "prometheus_client": "prometheus_client",
-    "pyarrow": "pyarrow",
-    "pycocotools": "pycocotools",
-    "pytorch_lightning": "pytorch_lightning",
-    "ray": "ray",
-    "rich": "rich",
-    "s3fs": "s3fs",
-    "scipy": "scipy",
-    "simplejpeg": "simplejpeg",
-    "skimage": "skimage",
-    "sphinx": "sphinx",
-    "timm": "timm",
-    "torchcodec": "torchcodec",
-    "torchdata": "torchdata",
-    "torchvision": "torchvision",
-    "transformers": "transformers",
-    "Triton": "triton",
-    "triton": "triton",
-    "turboloader": "turboloader",
-    "twine": "twine",
-    "typer": "typer",
-    "xdist": "xdist",
-    "zstandard": "zstandard",
+# Names by which packages are imported.
+OF_ALL = {"hypothesis", "kornia", "pytest_timeout", "random_order", "scipy", "simplejpeg", "triton", "xdist"}
+OF_INTEGRATIONS = {
+    "accelerate",
+    "aiohttp",
+    "albumentations",
+    "datasets",
+    "fsspec",
+    "h5py",
+    "jinja2",
+    "lmdb",
+    "nvidia.dali",
+    "nvidia.nvimgcodec",
+    "pandas",
+    "prometheus_client",
+    "pyarrow",
+    "pycocotools",
+    "pytorch_lightning",
+    "ray",
+    "rich",
+    "s3fs",
+    "skimage",
+    "timm",
+    "torchdata",
+    "torchvision",
+    "typer",
+    "zstandard",
 }
+OF_DOCS = {
+    "albumentations",
+    "build",
+    "hatchling",
+    "matplotlib",
+    "nbformat",
+    "nbmake",
+    "sphinx",
+    "transformers",
+    "turboloader",
+    "twine",
+}
+# The packages that each of make's targets requires; the Makefile says which by GPULOAD_REQUIRE_PACKAGES.
+REQUIRED = {
+    "test": OF_ALL | {"torchvision"},
+    "test-integrations": OF_ALL | OF_INTEGRATIONS,
+    "test-docs": OF_ALL | OF_INTEGRATIONS | OF_DOCS,
+    "test-all": OF_ALL | OF_INTEGRATIONS | OF_DOCS,
+    "test-cuda-fake": OF_ALL | {"nvidia.nvimgcodec", "rich", "typer"},
+}
+# All optional packages. No target requires the last three: TorchCodec needs FFmpeg, torchdata's own tests the others.
+OPTIONAL = REQUIRED["test-all"] | {"expecttest", "parameterized", "torchcodec"}
 IS_FAKE = "FAKECUDA" in os.environ  # on the fake CUDA runtime (fakecuda/build.py)
 REASONS = {
     "a card in the system": "the fake CUDA runtime has no card that the system knows",
@@ -117,7 +128,7 @@ def on_a_gpu(what: str) -> pytest.MarkDecorator:
 @cache
 def is_absent(name: str) -> bool:
     """Return whether an optional package is not installed, without importing it, which can take seconds and warn."""
-    assert name in PACKAGES.values(), name
+    assert name in OPTIONAL, f"{name} is not in the lists of tests/helpers/lacking.py"
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:  # the parent package is missing
@@ -125,15 +136,21 @@ def is_absent(name: str) -> bool:
     return spec is None or spec.origin is None  # a folder of that name, such as tests/datasets, is not the package
 
 
+def missing() -> list[str]:
+    """Return the packages that are not installed, although the target of make that runs requires them."""
+    return sorted(filter(is_absent, REQUIRED.get(os.environ.get("GPULOAD_REQUIRE_PACKAGES", ""), ())))
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Make a marker for tests that need optional packages: they are skipped if one is not installed, and marked
+    `integration` unless `make test` installs all of them (conftest.py)."""
+    return pytest.mark.needs(*names)
+
+
 def require(*names: str) -> None:
     """Skip the test or the module of tests if one of these optional packages is not installed."""
     for name in filter(is_absent, names):
         pytest.skip(f"{name} is not installed", allow_module_level=True)
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """Make a marker that skips tests if an optional package is not installed."""
-    return pytest.mark.skipif(is_absent(name), reason=f"{name} is not installed")
 
 
 def nvimgcodec() -> None:

@@ -41,7 +41,7 @@ def alike(ours: Sequence, theirs: Sequence) -> float:
     total = counts[0] + counts[1]
     common = [key for key, count in total.items() if count >= 20]
     table = [[count[key] for key in common] for count in counts]
-    rest = [sum(count.values()) - sum(row) for count, row in zip(counts, table, strict=True)]
-    if sum(rest) >= 20:
-        table = [[*row, other] for row, other in zip(table, rest, strict=True)]
+    rare_counts = [sum(count.values()) - sum(row) for count, row in zip(counts, table, strict=True)]
+    if sum(rare_counts) >= 20:
+        table = [[*row, rare_count] for row, rare_count in zip(table, rare_counts, strict=True)]
     return float(stats.chi2_contingency(table).pvalue)

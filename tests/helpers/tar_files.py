@@ -25,11 +25,11 @@ def archive(path: Path, members: Mapping[str, bytes] | Iterable[tuple[str, bytes
 
 def pictures_in(count: int, first: int = 0) -> dict[str, bytes]:
     """Make the members of `count` samples, each a small JPEG and its class."""
-    found: dict[str, bytes] = {}
+    members: dict[str, bytes] = {}
     for number in range(first, first + count):
-        found[f"{number:05d}.jpg"] = jpeg_bytes(smooth_image(20 + number % 3, 24, number))
-        found[f"{number:05d}.cls"] = b"%d" % number
-    return found
+        members[f"{number:05d}.jpg"] = jpeg_bytes(smooth_image(20 + number % 3, 24, number))
+        members[f"{number:05d}.cls"] = b"%d" % number
+    return members
 
 
 def shards_of_pictures(root: Path, shards: int, each: int) -> str:

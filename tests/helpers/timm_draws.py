@@ -46,29 +46,29 @@ def ours_of(name: str, argument: float | None) -> tuple:
 def simulated(published: Any, original: Any, operations: list[Any], n: int) -> tuple[list[tuple], list[Any], list[int]]:
     """Run timm's implementation on n images without changing pixels. Returns the operations of each image, the filters
     of all operations, and the number of operations of each image."""
-    found: list[tuple] = []
+    calls: list[tuple] = []
 
-    def note(name):
+    def record(name):
         def apply(image, *arguments, resample, fillcolor):
             resample = published._interpolation({"resample": resample})
-            found.append((ours_of(name, *arguments) if arguments else ours_of(name, None), resample))
+            calls.append((ours_of(name, *arguments) if arguments else ours_of(name, None), resample))
             return image
 
         return apply
 
     for operation in operations:
-        operation.aug_fn = note(operation.name)
-    image, made, filters = Image.new("RGB", (WIDTH, HEIGHT)), [], []
+        operation.aug_fn = record(operation.name)
+    image, operations_by_image, filters = Image.new("RGB", (WIDTH, HEIGHT)), [], []
     state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(1)
     np.random.seed(2)
     try:
         for _ in range(n):
-            found.clear()
+            calls.clear()
             original(image)
-            made.append(tuple(entry for entry, _ in found))
-            filters += [resample for _, resample in found]
+            operations_by_image.append(tuple(entry for entry, _ in calls))
+            filters += [resample for _, resample in calls]
     finally:
         random.setstate(state)
         np.random.set_state(numpy_state)
-    return made, filters, [len(entry) for entry in made]
+    return operations_by_image, filters, [len(entry) for entry in operations_by_image]

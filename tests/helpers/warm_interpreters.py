@@ -110,14 +110,14 @@ class WarmPopen(subprocess.Popen):
     only: str = ""  # the one script to run in a forked interpreter; "" means any
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
-                       env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:  # fmt: skip
-        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, session, group = rest
+                       env: Any, startupinfo: Any, creationflags: Any, shell: Any, *more: Any) -> None:  # fmt: skip
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, session, group = more
         environment = dict(os.environ if env is None else env)
         plain = not (shell or executable or preexec_fn or gid or gids or uid) and (umask, group) == (-1, -1)
         script = parse(args) if plain and not isinstance(args, str | bytes | os.PathLike) else None
         if script is None or self.only not in ("", script[2]) or settings_of(environment) != self.server.settings:
             return super()._execute_child(
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *more
             )
         request = {
             "script": script,
@@ -128,7 +128,7 @@ class WarmPopen(subprocess.Popen):
             "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
             "descriptors": [0, 1, 2, *sorted(map(int, pass_fds))],
         }
-        standard = [number if given == -1 else given for number, given in enumerate((p2cread, c2pwrite, errwrite))]
+        standard = [number if pipe == -1 else pipe for number, pipe in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = self.server.fork(request, [*standard, *request["descriptors"][3:]])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # pyright: ignore
@@ -177,7 +177,7 @@ def serve(channel: socket.socket) -> None:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
         if not message:
             return
-        told, tells = os.pipe()
+        pid_pipe, pid_writer = os.pipe()
         between = os.fork()
         if between == 0:
             between = os.getpid()
@@ -187,11 +187,11 @@ def serve(channel: socket.socket) -> None:
                 while os.getppid() == between:
                     time.sleep(0.0002)
                 become(marshal.loads(message), descriptors, path)
-            os.write(tells, str(child).encode())
+            os.write(pid_writer, str(child).encode())
             os._exit(0)
         os.waitpid(between, 0)
-        channel.send(os.read(told, 64))
-        for number in (told, tells, *descriptors):
+        channel.send(os.read(pid_pipe, 64))
+        for number in (pid_pipe, pid_writer, *descriptors):
             os.close(number)
 
 
@@ -219,10 +219,10 @@ def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     import numpy as np
 
     high = max([*request["descriptors"], *map(int, os.listdir("/proc/self/fd"))]) + 1
-    kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, high) for number in descriptors]
+    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, high) for number in descriptors]
     os.closerange(0, high)
-    for number, wanted in zip(kept, request["descriptors"], strict=True):
-        os.dup2(number, wanted)
+    for number, target in zip(copies, request["descriptors"], strict=True):
+        os.dup2(number, target)
         os.close(number)
     if request["session"]:
         os.setsid()

@@ -1,8 +1,9 @@
-"""Break gpuload in one place after the other, and say which test notices: ``python tests/mutants/run.py [NAME …]``.
+"""Break gpuload in one place at a time, and report which test notices: ``python tests/mutants/run.py [NAME …]``.
 
-Each ``*.patch`` in this folder is a mutant: what is broken, which tests noticed it last, and a patch of a few lines.
-The script applies it to a copy of the working tree and runs these tests until one fails; those of the package that it
-touches if they miss it, and the whole suite if these do too. Its exit status is 1 if `make test` would miss one.
+Each ``*.patch`` in this folder is a mutant: a sentence that says what is broken, the file of tests that noticed it
+last, and a patch of a few lines. The script applies the patch to a copy of the working tree, and runs that file until a
+test fails. If none does, it runs the tests of the package that the patch changes, and then the entire suite. The exit
+status is 1 if a mutant is not noticed. Install the packages of `make test-integrations` first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["PATCHES", "ROOT", "apply", "noticed_last", "touched"]
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 PATCHES = {path.stem: path for path in sorted(FOLDER.glob("*.patch"))}
-NOT_PRODUCT = ("--ignore=tests/project", "--ignore=tests/mutants")
+OTHERS = ("--ignore=tests/project", "--ignore=tests/mutants")
 LIMIT_S = 120  # for one test: a mutant may hang
 
 
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def apply(name: str, folder: Path, *options: str) -> None:
-    """Apply a patch to the files of a folder, which need be no repository. A CalledProcessError: it does not apply."""
+    """Apply a patch to the files of a folder, which need not be a repository. Raises CalledProcessError if it fails."""
     outside = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     command = ["git", "apply", *options, str(PATCHES[name])]
     subprocess.run(command, cwd=folder, env={**os.environ, **outside}, check=True, capture_output=True, text=True)
@@ -73,7 +74,7 @@ def noticed_by_its_package(name: str) -> tuple[str | None, float]:
 
 
 def noticed_by_all(name: str) -> tuple[str | None, float]:
-    return first_failure(name, ["--numprocesses", "logical", "--maxprocesses", "8", *NOT_PRODUCT, "tests"])
+    return first_failure(name, ["--numprocesses", "logical", "--maxprocesses", "8", *OTHERS, "tests"])
 
 
 def noticed_last(name: str) -> str:
@@ -83,7 +84,7 @@ def noticed_last(name: str) -> str:
 
 
 def tests_of(module: Path) -> Iterator[str]:
-    """The tests of a module, then those of the folders that it is in: pytest runs none twice."""
+    """Yield the test file of a module, then the folders that contain it; pytest runs no test twice."""
     folder = Path("tests", *module.parts[1:-1])
     while not (ROOT / folder).is_dir():
         folder = folder.parent
@@ -95,9 +96,20 @@ def tests_of(module: Path) -> Iterator[str]:
 
 
 def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
-    """Run tests on a mutant. Returns the first one that fails, or None, and how long that took in seconds."""
+    """Run tests on a mutant. Return the first test that fails, or None, and the time in seconds."""
     shared = os.environ.get("GPULOAD_SHARED", str(ROOT.parent / "shared"))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not exhaustive",
+        f"--timeout={LIMIT_S}",
+    ]
     with tempfile.TemporaryDirectory(prefix="mutant-") as copy:
         for path in tracked():
             target = Path(copy, path)
@@ -105,8 +117,8 @@ def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
             shutil.copy(ROOT / path, target)
         apply(name, Path(copy))
         start = time.monotonic()
-        done = subprocess.run(
-            [*command, "--no-header", "--tb=no", "-rfE", *arguments],
+        result = subprocess.run(
+            [*command, "-m", "not exhaustive", "--no-header", "--tb=no", "-rfE", *arguments],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": copy, "OMP_NUM_THREADS": "1", "GPULOAD_SHARED": shared},
             stdin=subprocess.DEVNULL,
@@ -114,19 +126,19 @@ def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
             text=True,
         )
         seconds = time.monotonic() - start
-    failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", done.stdout, re.MULTILINE)
-    if done.returncode in (1, 2) and failed:
+    failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", result.stdout, re.MULTILINE)
+    if result.returncode in (1, 2) and failed:
         return failed[0], seconds
-    if done.returncode in (0, 5):  # all passed, or there were none
+    if result.returncode in (0, 5):  # all tests passed, or there were none
         return None, seconds
-    raise RuntimeError(f"pytest ended with {done.returncode} on {name}:\n{done.stdout}{done.stderr}")
+    raise RuntimeError(f"pytest ended with {result.returncode} on {name}:\n{result.stdout}{result.stderr}")
 
 
 def tracked() -> list[str]:
-    """The files of the working tree that git has, or would take."""
+    """Return the files of the working tree that git tracks, or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    return [path for path in listed if path and (ROOT / path).is_file()]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [path for path in output if path and (ROOT / path).is_file()]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Each mutant still applies, and says what it breaks. `python tests/mutants/run.py` says which tests notice it."""
+"""The patches still apply, and name a file of tests. `python tests/mutants/run.py` reports which tests notice them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from mutants.run import PATCHES, ROOT, apply, noticed_last, touched
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_it_applies(name):
+def test_patch_of_a_mutant_applies_to_gpuload_and_names_a_file_of_tests(name):
     try:
         apply(name, ROOT, "--check")
     except subprocess.CalledProcessError as error:
-        pytest.fail(f"{PATCHES[name]} no longer applies: adapt it, or break the same thing elsewhere\n{error.stderr}")
+        pytest.fail(
+            f"{PATCHES[name]} no longer applies: adapt it, or break the same behavior elsewhere\n{error.stderr}"
+        )
     assert touched(name).parts[0] == "gpuload"
     assert (ROOT / noticed_last(name)).is_file()
 
 
-def test_there_are_eighty():
+def test_patches_are_at_least_eighty():
     assert len(PATCHES) >= 80
