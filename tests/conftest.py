@@ -62,10 +62,31 @@ OF_THIS_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "
 BOOTSTRAP = str(TESTS.parent / "gpuload" / "workers" / "bootstrap.py")
 # Folders and files whose tests need optional packages, without which their modules are not imported.
 NEEDED = {
-    "tests/cli/": ("jinja2", "rich", "typer"),
+    "tests/cli/": ("rich", "typer"),
+    "tests/datasets/stores/test_hdf5.py": ("h5py",),
+    "tests/datasets/stores/test_lmdb.py": ("lmdb",),
+    "tests/datasets/stores/test_parquet.py": ("pyarrow",),
+    "tests/datasets/stores/test_remote.py": ("aiohttp",),
+    "tests/datasets/stores/test_remote_datasets.py": ("aiohttp", "typer"),
     "tests/exporters/": ("prometheus_client",),
+    "tests/frameworks/test_accelerate.py": ("accelerate",),
+    "tests/frameworks/test_lightning.py": ("pytorch_lightning", "torchdata"),
+    "tests/frameworks/test_ray.py": ("ray",),
+    "tests/recipes/test_timm.py": ("timm",),
     "tests/stage/dali/": ("nvidia.dali",),
     "tests/stage/kornia/": ("kornia",),
+    "tests/test_control_characters.py": ("h5py", "lmdb", "pyarrow", "typer"),
+    "tests/transforms/test_from_timm.py": ("timm",),
+}
+# The packages that a test needs because it uses a fixture of this name, or because a parameter has this value.
+NEEDED_BY_NAME = {
+    "dali": ("nvidia.dali",),
+    "hdf5": ("h5py",),
+    "hf": ("datasets",),
+    "lmdb": ("lmdb",),
+    "make_detection": ("pycocotools",),
+    "nvImageCodec": ("nvidia.nvimgcodec",),
+    "parquet": ("pyarrow",),
 }
 
 
@@ -96,6 +117,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.nodeid.startswith(folder):
                 item.add_marker(marker)
         needed = {name for marker in item.iter_markers("needs") for name in marker.args} | needed_by(item.nodeid)
+        callspec = getattr(item, "callspec", None)
+        parameters = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
+        for name in (*parameters, *getattr(item, "fixturenames", ())):
+            needed.update(NEEDED_BY_NAME.get(name, ()))
         if not needed <= lacking.REQUIRED["test"]:
             item.add_marker("integration")
         for name in filter(lacking.is_absent, sorted(needed)):

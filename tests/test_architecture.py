@@ -78,7 +78,7 @@ WITHIN_FUNCTIONS = {
 MAX_LINES = 800
 MAX_ENTRIES = 17
 
-# Test files whose subject is several modules together.
+# Test files whose subject is several modules together, or one function of a module.
 ABOUT_SEVERAL_MODULES = {
     "batches/test_host_waits",
     "datasets/stores/test_remote_datasets",
@@ -103,6 +103,7 @@ ABOUT_SEVERAL_MODULES = {
     "stage/test_process_state",
     "stage/test_timm_crops",
     "transforms/test_document",
+    "transforms/test_from_timm",
     "transforms/test_specs",
 }
 

@@ -11,13 +11,14 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from helpers.generated_images import encode
 from transforms.specs import SPECS
 
@@ -53,11 +54,11 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Decode": lambda files, **options: gl.Decode(**({"where": "both"} if "device_share" in options else {}), **options),
     "Encoded": lambda files, **options: gl.Encoded(b"data", **options),
     "FileList": lambda files, **options: gl.FileList(files.csv, **options),
-    "HDF5": lambda files, **options: gl.HDF5(files.hdf5, **options),
+    "HDF5": lambda files, **options: gl.HDF5(hdf5_file(files.root), **options),
     "Image": lambda files, **options: gl.Image(np.zeros((4, 4, 3), np.uint8), **options),
     "ImageFiles": lambda files, **options: gl.ImageFiles(files.folder, **options),
     "ImageFolder": lambda files, **options: gl.ImageFolder(files.root / "images", **options),
-    "LMDB": lambda files, **options: gl.LMDB(files.lmdb, **options),
+    "LMDB": lambda files, **options: gl.LMDB(packed(files.root, "lmdb"), **options),
     "Loader": make_loader,
     "Loader.load_state_dict": lambda files, **options: make_loader(files).load_state_dict(
         make_loader(files).state_dict(), **options
@@ -65,7 +66,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Loader.replay": lambda files, **options: make_loader(files).replay(**{"epoch": 0, "position": 0, **options}),
     "Loader.set_epoch": lambda files, **options: make_loader(files).set_epoch(**options),
     "Mix": lambda files, **options: gl.Mix([[0], [1]], **{"weights": [1, 2], **options}),
-    "Parquet": lambda files, **options: gl.Parquet(files.parquet, **options),
+    "Parquet": lambda files, **options: gl.Parquet(next(packed(files.root, "parquet").glob("*.parquet")), **options),
     "RayWorkers": lambda files, **options: gl.RayWorkers(**{"count": 1, **options}),
     "TarShards": lambda files, **options: gl.TarShards(files.tar, **options),
     "headspace": lambda files, **options: gl.headspace([0], **options),
@@ -226,8 +227,10 @@ ARGUMENTS = [
     for parameter in inspect.signature(member).parameters.values()
     if parameter.name != "self" and parameter.kind is not parameter.VAR_POSITIONAL
 ]
+# The optional packages of datasets.
+PACKAGES = {"HDF5": ["h5py"], "LMDB": ["lmdb"], "Parquet": ["pyarrow"]}
 CASES = [
-    pytest.param(owner, name, annotation, default, id=f"{owner}.{name}")
+    pytest.param(owner, name, annotation, default, id=f"{owner}.{name}", marks=lacking.needs(*PACKAGES.get(owner, ())))
     for owner, name, annotation, default in ARGUMENTS
     if kind_of(annotation, name) not in ("other", None) and not {name, f"{owner}.{name}"} & CHECKED_ELSEWHERE
 ]
@@ -243,15 +246,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (root / "files.csv").write_text("path,label\nimages/cat/1.png,0\n")
     image = {"id": 1, "file_name": "1.png", "width": 4, "height": 4}
     (root / "coco.json").write_text(json.dumps({"images": [image], "annotations": [], "categories": []}))
-    with h5py.File(root / "images.h5", "w") as file:
-        file["images"], file["labels"] = np.zeros((2, 4, 4, 3), np.uint8), [0, 1]
-    for store in ("tar", "parquet", "lmdb"):
-        gl.pack(gl.ImageFolder(root / "images"), root / store, to=store, workers=0)
-    (shard,), (table,) = (root / "tar").glob("*.tar"), (root / "parquet").glob("*.parquet")
     return SimpleNamespace(
         root=root, folder=folder, raw=root / "raw.bin", csv=root / "files.csv", coco=root / "coco.json",
-        hdf5=root / "images.h5", tar=shard, parquet=table, lmdb=root / "lmdb", packed=root / "tar",
+        tar=packed(root, "tar") / "shard-00000.tar", packed=root / "tar",
     )  # fmt: skip
+
+
+def hdf5_file(root: Path) -> Path:
+    import h5py
+
+    with h5py.File(root / "images.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((2, 4, 4, 3), np.uint8), [0, 1]
+    return root / "images.h5"
+
+
+def packed(root: Path, store: str) -> Path:
+    if not (root / store).exists():
+        gl.pack(gl.ImageFolder(root / "images"), root / store, to=store, workers=0)
+    return root / store
 
 
 def call(owner: str, files: Any, **options: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import lacking
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.tar_files import archive
 from typer.testing import CliRunner
@@ -29,7 +28,6 @@ TARGETS = {f"{CONTROL}.i".encode(): IMAGE, f"{CONTROL}.t".encode(): CONTROL.enco
 
 
 def parquet(folder: Path) -> Path:
-    lacking.require("pyarrow")
     import pyarrow as arrow
     from pyarrow import parquet as module
 
@@ -38,7 +36,6 @@ def parquet(folder: Path) -> Path:
 
 
 def hdf5(folder: Path) -> Path:
-    lacking.require("h5py")
     import h5py
 
     with h5py.File(folder / "a.h5", "w") as file:
@@ -47,7 +44,6 @@ def hdf5(folder: Path) -> Path:
 
 
 def lmdb_with(folder: Path, pairs: dict[bytes, bytes]) -> Path:
-    lacking.require("lmdb")
     import lmdb
 
     with lmdb.open(str(folder / "a.lmdb"), map_size=1 << 20) as env, env.begin(write=True) as transaction:

@@ -59,12 +59,12 @@ DIFFERENCES = {
 
 @pytest.mark.processes
 @pytest.mark.timeout(2 * 3600)
+@lacking.needs("torchdata", "parameterized", "expecttest")
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_torchdata_tests_fail_only_where_a_difference_is_listed(name):
     folder = os.environ.get(FOLDER)
     if not folder:
         lacking.skip("torchdata's tests", f"set {FOLDER} to their folder")
-    lacking.require("torchdata", "parameterized", "expecttest")
     failed = {
         test: outcome for test, outcome in outcomes(Path(folder, name)).items() if outcome not in ("passed", "skipped")
     }

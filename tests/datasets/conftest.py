@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers import lacking, peers
+from helpers import peers
 from helpers.generated_images import jpeg_bytes, smooth_image
 
 from gpuload.datasets.stores import cached
@@ -56,5 +56,4 @@ def vision() -> ModuleType:
 @pytest.fixture(scope="module")
 def hf() -> ModuleType:
     """Hugging Face's module datasets."""
-    lacking.require("datasets")
     return importlib.import_module("datasets")

@@ -277,9 +277,9 @@ def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.processes
+@lacking.needs("pyarrow")
 def test_mapped_table_opens_a_compressed_file_without_threads(tmp_path: Path) -> None:
     """Workers are forked from the process that opens it."""
-    lacking.require("pyarrow")
     code = f"""
 from gpuload.datasets.arrow_rows import MappedTable
 from gpuload.datasets.file_id import FileId

@@ -81,7 +81,6 @@ MakeCoco = Callable[..., Coco]
 def make_detection(tmp_path: Path) -> Make:
     """A function that makes a CocoDetection, or another class of torchvision, of an annotation file. `change` changes
     its annotations; `images` replaces its images."""
-    lacking.require("pycocotools")
     names = {key: f"sub/{key}.jpg" if key == 11 else f"{key}.jpg" for key in IDS}
     (tmp_path / "sub").mkdir()
     for key, size in SIZES.items():
@@ -534,8 +533,8 @@ def test_coco_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None
 
 
 @pytest.mark.slow
+@lacking.needs("pycocotools")
 def test_coco_samples_equal_wrapped_torchvisions(make_coco: MakeCoco, tmp_path: Path) -> None:
-    lacking.require("pycocotools")
     from helpers.peers import torchvision
 
     dataset = make_coco()

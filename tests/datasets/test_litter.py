@@ -12,10 +12,8 @@ import pytest
 from helpers import lacking
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.tar_files import archive
-from typer.testing import CliRunner
 
 import gpuload as gl
-from gpuload.cli.app import app
 from gpuload.datasets.litter import is_litter
 
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
@@ -78,7 +76,6 @@ def test_image_files_reads_a_litter_folder_passed_as_root(root: Path) -> None:
 
 
 def test_image_folder_at_a_url_skips_litter(root: Path, logged: Callable[[], list[str]]) -> None:
-    lacking.require("fsspec")
     dataset = gl.ImageFolder(f"file://{root}")
     assert (dataset.classes, len(dataset)) == (["cat", "dog"], 4)
     assert [line.partition(" (")[0] for line in logged()] == [
@@ -111,7 +108,12 @@ def test_shard_patterns_skip_litter(tmp_path: Path, logged: Callable[[], list[st
     assert len(gl.TarShards(tmp_path / "@eaDir" / "*.tar").shards) == 1
 
 
+@lacking.needs("typer")
 def test_inspect_counts_litter_and_recognizes_the_folder(root: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from gpuload.cli.app import app
+
     (root / "._1.jpg").write_bytes(IMAGE)
     result = CliRunner().invoke(app, ["inspect", str(root), "--html", "", "--workers", "0", "--json", "-"])
     assert result.exit_code == 0, result.output

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers import generated_images, lacking
+from helpers import generated_images
 from helpers.decoders import NAMES, decoder_by
 
 from gpuload.decode import Decoder
@@ -27,22 +27,13 @@ def encode() -> Callable[..., bytes]:
     return generated_images.encode
 
 
-def _needs(decoder: str) -> None:
-    if decoder == "nvImageCodec":
-        lacking.nvimgcodec()
-    if decoder == "simplejpeg":
-        lacking.require("simplejpeg")
-
-
 @pytest.fixture(params=NAMES)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """Each of the three decoders in turn."""
-    _needs(request.param)
     return decoder_by(request.param)
 
 
 @pytest.fixture(params=NAMES)
 def upright_decoder(request: pytest.FixtureRequest) -> Decoder:
     """Each of the three decoders in turn, with ``exif=True``."""
-    _needs(request.param)
     return decoder_by(request.param, exif=True)

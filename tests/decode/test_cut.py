@@ -7,7 +7,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from helpers import lacking
 from helpers.decoders import decoder_by
 from helpers.jpeg_crops import (
     always,
@@ -147,8 +146,6 @@ def test_cut_by_restarts_is_none_where_it_does_not_pay_off(large):
 @pytest.mark.parametrize("name", ["all", "nvImageCodec", "simplejpeg"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
 def test_decoder_passes_the_cut_to_the_jpeg_decoder(large, monkeypatch, name, mode):
-    if name == "nvImageCodec":
-        lacking.nvimgcodec()
     decoder, region = Decoder(Decode()) if name == "all" else decoder_by(name), (100, 130, 90, 110)
     expected = without_cutting(decoder, large, region, mode)
     lengths = []

@@ -92,9 +92,9 @@ def test_marker_within_a_scan_is_refused_or_decoded_like_pillow(picture, encode,
     assert min(outcomes.values()) > 15, outcomes
 
 
+@lacking.needs("nvidia.nvimgcodec")
 def test_decode_error_quotes_each_decoder(picture, encode):
     truncated = truncate(encode(picture, "JPEG"), 0.5)
-    lacking.nvimgcodec()
     text = (
         r"the JPEG cannot be decoded: nvImageCodec: the file is truncated: it has no end-of-image marker; "
         r"simplejpeg: ValueError: Premature end of JPEG file; "
@@ -202,9 +202,9 @@ def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
 
 
 @pytest.mark.processes
+@lacking.needs("nvidia.nvimgcodec")
 def test_nvimagecodec_frees_the_memory_of_an_image_that_it_refused(tmp_path, picture, encode):
     """nvImageCodec warns, so Pillow decodes the image. nvImageCodec once kept the memory that it had taken."""
-    lacking.nvimgcodec()
     large = encode(np.zeros((6000, 6000, 3), np.uint8), "JPEG", quality=50)
     (tmp_path / "large").write_bytes(large[:-2] + bytes(50) + large[-2:])
     (tmp_path / "small").write_bytes(encode(picture))

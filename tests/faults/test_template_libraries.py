@@ -176,10 +176,11 @@ def write_module(folder, at_import: str, check: str) -> str:
     """
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=lacking.needs(*packages)) for name, (packages, *_) in LIBRARIES.items()]
+)
 def test_a_library_that_was_used_in_the_template_works_in_the_workers(succeed, tmp_path, library):
-    packages, at_import, check, expected = LIBRARIES[library]
-    lacking.require(*packages)
+    _, at_import, check, expected = LIBRARIES[library]
     program = write_module(tmp_path, at_import, check)
     succeed(program + f"    assert {expected!r} in text, text\n")
 
@@ -195,9 +196,9 @@ FILESYSTEMS = {
 }
 
 
+@lacking.needs("aiohttp")
 @pytest.mark.parametrize("opened", FILESYSTEMS)
 def test_a_filesystem_of_fsspec_works_wherever_it_is_opened(succeed, tmp_path, opened):
-    lacking.require("fsspec", "aiohttp")
     at_import, expected = FILESYSTEMS[opened]
     at_import = f"""
 import os

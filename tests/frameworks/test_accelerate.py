@@ -9,13 +9,12 @@ import pytest
 import torch
 from frameworks.jobs import LIMIT_S, logged_steps, run_successfully
 from frameworks.numbered import Numbered
-from helpers import lacking
 from helpers.warm_interpreters import warm_interpreters
 from torch.utils.data import IterableDataset
 
 import gpuload as gl
 
-pytestmark = [lacking.needs("accelerate"), pytest.mark.timeout(3 * LIMIT_S)]
+pytestmark = pytest.mark.timeout(3 * LIMIT_S)
 
 TRAINING = """
 from accelerate import Accelerator

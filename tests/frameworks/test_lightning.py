@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from frameworks.jobs import LIMIT_S, logged_steps, run, run_successfully
-from helpers import lacking
 from helpers.warm_interpreters import warm_interpreters
 
-pytestmark = [lacking.needs("pytorch_lightning"), pytest.mark.timeout(4 * LIMIT_S)]
+pytestmark = pytest.mark.timeout(4 * LIMIT_S)
 
 IMPORTS = """
 # torchmetrics, which Lightning imports, would import torchvision if it is installed. This takes a second or two, and
@@ -438,7 +437,6 @@ for after in (2, 5):
 
 @pytest.fixture(scope="module")
 def augmented(tmp_path_factory, popen):
-    lacking.require("torchdata")
     folder = tmp_path_factory.mktemp("augmented")
     run_successfully(folder, IMPORTS + AUGMENTED, {}, popen=popen)
     return json.loads((folder / "results.json").read_text())

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from frameworks.jobs import LIMIT_S, logged_steps, run_successfully
-from helpers import lacking
 
-pytestmark = [lacking.needs("ray"), pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
 

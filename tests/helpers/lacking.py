@@ -29,15 +29,24 @@ __all__ = [
 ]
 
 # Names by which packages are imported.
-OF_ALL = {"hypothesis", "kornia", "pytest_timeout", "random_order", "scipy", "simplejpeg", "triton", "xdist"}
+OF_ALL = {
+    "fsspec",
+    "hypothesis",
+    "jinja2",
+    "kornia",
+    "pytest_timeout",
+    "random_order",
+    "scipy",
+    "simplejpeg",
+    "triton",
+    "xdist",
+}
 OF_INTEGRATIONS = {
     "accelerate",
     "aiohttp",
     "albumentations",
     "datasets",
-    "fsspec",
     "h5py",
-    "jinja2",
     "lmdb",
     "nvidia.dali",
     "nvidia.nvimgcodec",

@@ -102,8 +102,8 @@ def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
     )
 
 
+@lacking.needs("nvidia.nvimgcodec")
 def test_usable_decoders_are_logged(listen):
-    lacking.nvimgcodec()
     assert (
         log_first_batch(listen(logging.INFO))[1]
         == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"

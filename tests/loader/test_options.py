@@ -249,8 +249,8 @@ def test_arguments_of_timms_create_loader_all_have_an_answer():
     assert [name for name in unanswered_arguments(parameters) if not name.startswith("batch_")] == ["re_split"]
 
 
+@lacking.needs("nvidia.dali")
 def test_arguments_of_dalis_iterator_all_have_an_answer():
-    lacking.require("nvidia.dali")
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     assert unanswered_arguments(set(inspect.signature(DALIGenericIterator.__init__).parameters) - {"self"}) == []

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from helpers import lacking
 from helpers.generated_images import jpeg_bytes, smooth_image
 
 import gpuload as gl
@@ -15,12 +14,6 @@ from gpuload.packing.manifest import open_packed
 COUNT = 12
 STORES = ["tar", "parquet", "lmdb", "array"]
 Packing = Callable[..., Path]
-
-
-def require_store(to: str) -> None:
-    """Skip the test if the library of a store is not installed."""
-    if to in ("lmdb", "parquet"):
-        lacking.require({"parquet": "pyarrow"}.get(to, to))
 
 
 class Samples:

@@ -16,7 +16,7 @@ import gpuload as gl
 from gpuload.datasets.stores.tar.shards import SUFFIX
 from gpuload.packing.durable import BUFFER_BYTES, explain_full_disk, open_draft, size_and_hash
 
-from .packed_sets import STORES, content, require_store
+from .packed_sets import STORES, content
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 5])
@@ -51,7 +51,6 @@ def test_open_draft_replaces_the_path_only_on_success(tmp_path: Path) -> None:
 def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
     folder: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_store(to)
     target, fsync, replace = tmp_path / "set", os.fsync, os.replace
     on_disk: dict[str, bytes] = {}  # the content of each file when it was last synced
     events: list[str] = []
@@ -114,7 +113,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("to", STORES)
 def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Path, tmp_path: Path, to: str) -> None:
     """A limit on the size of files stands for a full disk: the kernel refuses writes in the same way."""
-    require_store(to)
     (tmp_path / "full.py").write_text(FULL)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
     options = ["--short-side", 16] if to == "array" else []

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import lacking
 from helpers.generated_images import jpeg_bytes, smooth_image
-from typer.testing import CliRunner
 
 import gpuload as gl
-from gpuload.cli.app import app
 from gpuload.packing.manifest import add_hash, open_packed
 
-from .packed_sets import Packing, require_store
+from .packed_sets import Packing
 
 # For each case: the store, the entry that is changed, its new value, and the expected message.
 FOREIGN: dict[str, tuple[str, str, Any, str]] = {
@@ -54,10 +53,10 @@ def change(path: Path, entry: str, value: Any) -> None:
     (path / "manifest.json").write_text(json.dumps(add_hash(manifest)))
 
 
-@pytest.mark.parametrize("case", FOREIGN)
-def test_manifest_entry_that_gpuload_does_not_write_raises(packed: Packing, case: str) -> None:
-    to, entry, value, message = FOREIGN[case]
-    require_store(to)
+@pytest.mark.parametrize(("to", "entry", "value", "message"), FOREIGN.values(), ids=FOREIGN)
+def test_manifest_entry_that_gpuload_does_not_write_raises(
+    packed: Packing, to: str, entry: str, value: Any, message: str
+) -> None:
     path = packed(to, short_side=16)
     change(path, entry, value)
     pattern = rf"manifest.json' is not a gpuload manifest: .*{re.escape(message)}.*\. It was not used; copy the set"
@@ -66,8 +65,13 @@ def test_manifest_entry_that_gpuload_does_not_write_raises(packed: Packing, case
             use(str(path))
 
 
+@lacking.needs("typer")
 @pytest.mark.parametrize("command", ["inspect", "pack", "verify", "bench"])
 def test_commands_touch_no_file_that_a_foreign_manifest_names(packed: Packing, tmp_path: Path, command: str) -> None:
+    from typer.testing import CliRunner
+
+    from gpuload.cli.app import app
+
     path, cache, victim = packed("tar"), tmp_path / "cache", tmp_path / "victim"
     victim.mkdir()
     (path / "shard-00000.tar").rename(victim / "shard-00000.tar")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import lacking
 from helpers.generated_images import encode, jpeg_bytes, smooth_image
 
 import gpuload as gl
@@ -21,7 +22,7 @@ from gpuload.packing import pack as pack_module
 from gpuload.packing.manifest import open_packed
 from gpuload.packing.pack import BadSamples
 
-from .packed_sets import COUNT, STORES, Packing, Samples, content, pack_and_open, require_store, small_jpeg
+from .packed_sets import COUNT, STORES, Packing, Samples, content, pack_and_open, small_jpeg
 
 
 def decoded(encoded: gl.Encoded) -> np.ndarray:
@@ -33,7 +34,6 @@ def decoded(encoded: gl.Encoded) -> np.ndarray:
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
 def test_packed_set_returns_the_samples_in_order(folder: Path, packed: Packing, to: str) -> None:
-    require_store(to)
     dataset, path = gl.ImageFolder(folder), packed(to)
     packed_samples = [(image.data, label) for image, label in open_packed(str(path))]
     assert packed_samples == [(image.data, label) for image, label in dataset]
@@ -68,8 +68,8 @@ def test_read_expression_of_the_result_opens_the_set(folder: Path, tmp_path: Pat
     assert (result.samples, result.files, result.left_out, result.taken_up) == (COUNT + 1, 1, [], 0)
 
 
+@lacking.needs("pyarrow")
 def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing) -> None:
-    require_store("parquet")
     first = packed("tar")
     second = packed("parquet", "again", dataset=open_packed(str(first)))
     expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
@@ -79,7 +79,6 @@ def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing
 
 @pytest.mark.parametrize("to", STORES)
 def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(folder: Path, packed: Packing, to: str) -> None:
-    require_store(to)
     path = packed(to, shard_bytes=22_000)
     manifest = json.loads((path / "manifest.json").read_text())
     assert [part["first"] for part in manifest["parts"]] == sorted({part["first"] for part in manifest["parts"]})
@@ -93,7 +92,6 @@ def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(folder: P
 @pytest.mark.processes
 @pytest.mark.parametrize("to", STORES)
 def test_packed_bytes_do_not_depend_on_workers(packed: Packing, to: str) -> None:
-    require_store(to)
     assert content(packed(to, "alone")) == content(packed(to, "two", workers=2))
 
 
@@ -136,7 +134,6 @@ for number in range(int(sys.argv[5])):
 @pytest.mark.slow
 @pytest.mark.parametrize("to", STORES)
 def test_pack_killed_at_random_and_repeated_makes_the_same_bytes(folder: Path, tmp_path: Path, to: str) -> None:
-    require_store(to)
     target, size = tmp_path / "sets", "1700" if to == "array" else "16000"
     target.mkdir()
     process = subprocess.run(
@@ -164,7 +161,6 @@ def damage(folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("to", STORES)
 def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, packed: Packing, to: str) -> None:
-    require_store(to)
     truncated, no_image = damage(folder)
     with pytest.raises(BadSamples) as raised:
         packed(to)
@@ -192,7 +188,6 @@ def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, 
 
 @pytest.mark.parametrize("to", ["tar", "lmdb"])
 def test_fixed_image_is_packed_without_repeating_finished_parts(folder: Path, packed: Packing, to: str) -> None:
-    require_store(to)
     expected = content(packed(to, "expected"))
     path = folder / "ant" / "003.jpg"
     data, moment = path.read_bytes(), path.stat().st_mtime_ns
@@ -208,7 +203,6 @@ def test_fixed_image_is_packed_without_repeating_finished_parts(folder: Path, pa
 
 @pytest.mark.parametrize("to", ["tar", "lmdb", "parquet"])
 def test_text_that_cannot_be_encoded_is_shown_and_can_be_skipped(tmp_path: Path, to: str) -> None:
-    require_store(to)
     dataset = Samples((small_jpeg(0), "cat"), (small_jpeg(1), "\ud800 cat"), (small_jpeg(2), "dog"))
     message = r"the text '\\ud800 cat' cannot be encoded in UTF-8: it has an unpaired surrogate"
     with pytest.raises(BadSamples, match=message):
@@ -386,7 +380,6 @@ def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
 def test_single_images_and_text_labels_return(tmp_path: Path, to: str) -> None:
-    require_store(to)
     images = small_jpeg(0), small_jpeg(1)
     back = pack_and_open(Samples(*images), tmp_path / "images", to)
     assert [image.data for image in back] == [image.data for image in images]
@@ -394,8 +387,8 @@ def test_single_images_and_text_labels_return(tmp_path: Path, to: str) -> None:
     assert [(image.data, label) for image, label in back] == [(images[0].data, "cat"), (images[1].data, "dög")]
 
 
+@lacking.needs("lmdb")
 def test_lmdb_labels_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
-    require_store("lmdb")
     dataset = pack_and_open(Samples((small_jpeg(0), "cat"), (small_jpeg(1), 7)), tmp_path / "set", "lmdb")
     assert [label for _, label in dataset] == ["cat", "7"]
 
@@ -412,8 +405,8 @@ def test_parquet_columns_return_and_images_have_no_statistics(tmp_path: Path) ->
     ]
 
 
+@lacking.needs("pyarrow")
 def test_parquet_row_of_another_type_is_a_bad_sample(tmp_path: Path) -> None:
-    require_store("parquet")
     with pytest.raises(BadSamples, match=r"1 of 3 samples .*\n  sample 1: Arrow"):
         gl.pack(Samples(*((small_jpeg(), label) for label in (1, "two", 3))), tmp_path / "set", to="parquet", workers=0)
 
@@ -449,7 +442,6 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(tmp_path:
 def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
-    require_store(to)
     if to == "array with a gap":
         damage(folder)
     to = to.split()[0]
@@ -468,12 +460,12 @@ def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     assert content(packed(to, skip_bad=True)) == expected
 
 
+@lacking.needs("lmdb")
 @pytest.mark.parametrize("has_first_pages", [True, False])
 def test_broken_lmdb_pages_are_overwritten_when_pack_is_repeated(
     folder: Path, packed: Packing, has_first_pages: bool
 ) -> None:
     """If not even the first pages were written, the database is created again."""
-    require_store("lmdb")
     expected = content(packed("lmdb", "expected"))
     path = folder / "cät" / "008.jpg"
     data = path.read_bytes()
@@ -527,7 +519,6 @@ EXIF_ROTATED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0
 @pytest.mark.parametrize("to", STORES)
 @pytest.mark.parametrize("exif", [True, None])
 def test_packed_images_are_upright_if_the_datasets_are(tmp_path: Path, to: str, exif: bool | None) -> None:
-    require_store(to)
     dataset = RotatedImages(exif, exif or False)
     result = gl.pack(dataset, tmp_path / "set", to=to, workers=0)  # pyright: ignore
     packed_dataset = open_packed(str(tmp_path / "set"))
@@ -542,7 +533,6 @@ def test_packed_images_are_upright_if_the_datasets_are(tmp_path: Path, to: str, 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
 def test_images_with_different_exif_settings_raise(tmp_path: Path, to: str) -> None:
-    require_store(to)
     message = (
         "sample 2 of .* cannot be packed: its image has exif=True, but earlier images have exif=False: a set turns"
     )

@@ -221,8 +221,8 @@ for to in ("tar", "lmdb"):
 
 
 @pytest.mark.slow
+@lacking.needs("ray", "lmdb")
 def test_ray_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path: Path) -> None:
-    lacking.require("ray", "lmdb")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
     process = subprocess.run(
         [sys.executable, "-c", ON_RAY, str(folder), str(tmp_path / "there")],

@@ -9,11 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import lacking
 
 import gpuload as gl
 from gpuload.packing.manifest import add_hash, open_packed
 
-from .packed_sets import STORES, Packing, content, require_store
+from .packed_sets import STORES, Packing, content
 
 
 def spoil(path: Path, content: bytes) -> None:
@@ -31,7 +32,6 @@ def parts(path: Path) -> list[dict]:
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "array"])
 def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
-    require_store(to)
     path = packed(to, **({} if to == "array" else {"shard_bytes": 18_000}))
     image = open_packed(str(path))[6][0]
     listed = parts(path)
@@ -61,7 +61,6 @@ def test_manifest_hashes_are_those_of_sha256sum(packed: Packing) -> None:
 
 @pytest.mark.parametrize("to", STORES)
 def test_verify_finds_one_changed_byte_in_any_file(packed: Packing, to: str) -> None:
-    require_store(to)
     path = packed(to)
     files = [path / name for name in content(path)]
     for file in files:
@@ -106,9 +105,9 @@ def test_verify_reports_damage_outside_of_images(packed: Packing) -> None:
     assert "is damaged, but its images are intact; the damage is in labels, names or padding" in problem
 
 
+@lacking.needs("lmdb")
 def test_verify_checks_an_lmdb_by_its_hash_without_opening_it(packed: Packing) -> None:
     """A damaged LMDB can end the process that opens it."""
-    require_store("lmdb")
     path = packed("lmdb")
     (path / "data.mdb").write_bytes(bytes(8192))
     assert gl.verify(path) == ["data.mdb is damaged: its hash differs from that in manifest.json"]

@@ -281,8 +281,8 @@ class TestUserCode:
             assert torch.allclose(labels.sum(1), torch.ones(4))
             assert 0.1 < images.max() <= 200 / 255 / 2 + 1e-6
 
+    @lacking.needs("pycocotools")
     def test_coco_dataset_gives_boxes_masks_and_labels(self, tmp_path):
-        lacking.require("pycocotools")
         for i in range(4):
             picture(i).save(tmp_path / f"{i}.png")
         annotations = []

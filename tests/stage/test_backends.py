@@ -34,8 +34,6 @@ def assert_same_epoch(batches, reference):
 
 @pytest.fixture(params=["kornia", "dali", "fused"])
 def backend(request) -> str:
-    if request.param == "dali":
-        lacking.require("nvidia.dali")
     if request.param == "fused" and (reason := FusedBackend.unmet_requirement(torch.device("cpu"))):
         lacking.skip("Triton's interpreter", reason)
     return request.param

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import lacking
 from helpers.programs import run_python
 
 from gpuload import transforms as T
@@ -16,13 +15,10 @@ NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
 CHAIN = [T.Resize(24), T.CenterCrop(20), T.RandomAdjustSharpness(8, 1.0), T.GaussianBlur(3), NORMALIZE]
 
 
-@pytest.fixture(params=["torch", "kornia", "dali"])
-def backend(request) -> str:
-    if request.param == "dali":
-        lacking.require("nvidia.dali")
-    return request.param
+BACKENDS = ["torch", "kornia", "dali"]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_stage_within_autocast_gives_the_same_images(make_images, run_stage, backend):
     expected = run_stage(CHAIN, make_images(0, 3), backend=backend)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -37,6 +33,7 @@ class Doubled(torch.nn.Module):
 AS_LIST = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("ragged", "end"), [*((ragged, []) for ragged in AS_LIST), ("error", [Doubled()]), ("views", [Doubled()])]
 )

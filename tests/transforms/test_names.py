@@ -104,8 +104,8 @@ def test_each_torchvision_transform_exists_or_has_a_hint():
     assert missing_hints([torchvision().transforms.v2]) == [], HINT
 
 
+@lacking.needs("albumentations")
 def test_each_albumentations_transform_exists_or_has_a_hint():
-    lacking.require("albumentations")
     import albumentations
 
     names = missing_hints([albumentations], albumentations.BasicTransform)

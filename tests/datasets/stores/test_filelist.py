@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
-import pyarrow
 import pytest
+from helpers import lacking
 from helpers.arrow_threads import threads_of_arrow
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 from helpers.patterns import exactly
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -31,6 +29,13 @@ def folder(tmp_path: Path) -> Path:
     rows = [f"{label},img_{number:03d}.jpg\n" for number, label in enumerate(LABELS)]
     (tmp_path / "list.csv").write_text("label,path\n" + "".join(rows))
     return tmp_path
+
+
+def write_parquet(path: Path, columns: dict[str, Any]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path)
 
 
 def write_list(folder: Path, text: str, name: str = "list.csv", **options: Any) -> FileList:
@@ -143,7 +148,10 @@ def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folde
         FileList(folder / "val.csv", classes=["ant", "cat"])
 
 
+@lacking.needs("pyarrow")
 def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
+    import pyarrow
+
     columns = {
         "price": [Decimal("1.75"), Decimal("2.50")],
         "large": pyarrow.array([1 << 63, (1 << 63) + 1], pyarrow.uint64()),
@@ -151,7 +159,7 @@ def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
         "nan": [float("nan"), 1.0],
     }
     manifest = folder / "list.parquet"
-    parquet.write_table(pyarrow.table({"path": ["a.jpg", "b.jpg"], **columns}), manifest)
+    write_parquet(manifest, {"path": ["a.jpg", "b.jpg"], **columns})
     datasets = {name: FileList(manifest, target=name) for name in columns}
     assert datasets["price"].labels.tolist() == [1.75, 2.5]
     assert datasets["large"].classes == ["9223372036854775808", "9223372036854775809"]
@@ -159,12 +167,12 @@ def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
     assert np.isnan(datasets["nan"].labels[0])
 
 
+@lacking.needs("pyarrow")
 @pytest.mark.processes
 def test_file_list_reads_parquet_with_at_most_one_thread(folder: Path) -> None:
     """The one thread reads files."""
     names = [f"c{number}" for number in range(8)]
-    table = pyarrow.table({"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
-    parquet.write_table(table, folder / "list.parquet")
+    write_parquet(folder / "list.parquet", {"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
     code = f"""
 import gpuload as gl
 print(threads())
@@ -174,17 +182,18 @@ print(threads())
     assert threads_of_arrow(code) <= 1
 
 
+@lacking.needs("pyarrow")
 def test_file_list_reads_a_parquet_file(folder: Path) -> None:
     paths = [f"img_{number:03d}.jpg" for number in range(COUNT)]
     manifest = folder / "list.parquet"
-    parquet.write_table(pyarrow.table({"file": paths, "label": LABELS, "width": [0.5] * COUNT}), manifest)
+    write_parquet(manifest, {"file": paths, "label": LABELS, "width": [0.5] * COUNT})
     dataset = FileList(manifest, path="file")
     assert [label for _, label in dataset] == LABELS
     assert [image.data for image, _ in dataset] == jpegs()
     assert FileList(manifest, path="file", target="width").labels.dtype == np.float64
     with pytest.raises(ValueError, match=re.escape("no column 'path'; its columns are 'file', 'label', 'width'.")):
         FileList(manifest)
-    parquet.write_table(pyarrow.table({"path": ["a.jpg", None], "label": [1, 2]}), manifest)
+    write_parquet(manifest, {"path": ["a.jpg", None], "label": [1, 2]})
     with pytest.raises(ValueError, match=exactly(f"row 1 of {str(manifest)!r} must have a path, got None")):
         FileList(manifest)
     manifest.write_bytes(b"none")
@@ -302,6 +311,9 @@ def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
 
 def make_tables() -> list[Any]:
     """Make the same table with pandas and with pyarrow."""
+    import pandas
+    import pyarrow
+
     columns: dict[str, list[Any]] = {
         "file": [f"img_{number:03d}.jpg" for number in range(COUNT)],
         "label": LABELS,
@@ -311,6 +323,7 @@ def make_tables() -> list[Any]:
     return [pandas.DataFrame(columns), pyarrow.table(columns)]
 
 
+@lacking.needs("pandas", "pyarrow")
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [0, 1], ids=["pandas", "pyarrow"])
 def test_file_list_reads_a_table_in_memory(folder: Path, kind: int) -> None:
@@ -325,14 +338,23 @@ def test_file_list_reads_a_table_in_memory(folder: Path, kind: int) -> None:
     assert FileList(make_tables()[kind], path="kind").root == str(Path.cwd())
 
 
-@pytest.mark.parametrize("column", [pandas.Series(["a.jpg"]), pyarrow.array(["a.jpg"])])
-def test_file_list_refuses_a_single_column(column: Any) -> None:
-    with pytest.raises(TypeError, match=r"^expected a path, a str or pathlib\.Path, got .*\((Series|StringArray)\)$"):
-        FileList(column)
+@lacking.needs("pandas", "pyarrow")
+def test_file_list_refuses_a_single_column() -> None:
+    import pandas
+    import pyarrow
+
+    message = r"^expected a path, a str or pathlib\.Path, got .*\((Series|StringArray)\)$"
+    for column in (pandas.Series(["a.jpg"]), pyarrow.array(["a.jpg"])):
+        with pytest.raises(TypeError, match=message):
+            FileList(column)
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
+@lacking.needs("pandas")
+@pytest.mark.parametrize("missing", [None, float("nan"), "pandas.NA"])
 def test_file_list_names_a_missing_cell_of_a_table(missing: Any) -> None:
+    import pandas
+
+    missing = pandas.NA if missing == "pandas.NA" else missing
     frame = pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "label": pandas.Series([1, missing], dtype=object)})
     with pytest.raises(ValueError, match=r"^row 1 of the DataFrame has no target; remove such rows, or pass target="):
         FileList(frame)
