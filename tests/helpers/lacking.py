@@ -45,6 +45,7 @@ OF_INTEGRATIONS = {
     "accelerate",
     "aiohttp",
     "albumentations",
+    "cv2",
     "datasets",
     "h5py",
     "lmdb",
