@@ -438,9 +438,9 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(tmp_path:
         gl.pack(Fails(*range(3)), tmp_path / "set", to="tar", workers=0)
 
 
-@pytest.mark.parametrize("to", ["lmdb", "array", "array with a gap"])
+@pytest.mark.parametrize("to", ["tar", "lmdb", "array", "array with a gap"])
 def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
-    folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
+    folder: Path, tmp_path: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     if to == "array with a gap":
         damage(folder)
@@ -457,7 +457,11 @@ def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     with pytest.raises(KeyboardInterrupt):
         packed(to, skip_bad=True)
     monkeypatch.undo()
-    assert content(packed(to, skip_bad=True)) == expected
+    if to == "tar":  # what a worker leaves that is killed while it writes an index
+        (tmp_path / "set" / "shard-00000.tar.gpuload-index.0123456789abcdef.part").touch()
+    path = packed(to, skip_bad=True)
+    assert content(path) == expected
+    assert not list(path.glob("*.part"))
 
 
 @lacking.needs("lmdb")
