@@ -388,9 +388,7 @@ def test_replay_returns_a_combined_sample():
     with make_loader(CHAIN, scenes_dataset(14), shuffle=True, ragged="error") as loader:
         for position in (2, 13):
             replayed = loader.replay(0, position)
-            image, target, _ = replayed.sample
-            assert torch.equal(image, rows[position][0])
-            assert torch.equal(target["boxes"], rows[position][1]["boxes"])
+            assert_rows_equal([replayed.sample], [rows[position]])
             assert {"Mosaic", "CopyPaste"} <= {name for name, _ in replayed.draws}
 
 
