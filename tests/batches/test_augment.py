@@ -529,24 +529,17 @@ def test_augment_with_unsuitable_transforms_raises(transforms, batch, message):
         gl.Augment(transforms)(*batch)
 
 
-def test_augment_warns_once_of_targets_that_stay_unchanged():
-    images, masks = image_batch(4), torch.zeros(4, 40, 56, dtype=torch.int64)
-    augment = gl.Augment(GEOMETRY)
-    with pytest.warns(RuntimeWarning, match="stays unchanged while the transforms move the image's pixels") as warnings:
-        augment(images, {"mask": masks})
+@pytest.mark.parametrize(("transforms", "target", "message"), [
+    (GEOMETRY, {"mask": torch.zeros(4, 40, 56, dtype=torch.int64)},
+     "stays unchanged while the transforms move the image's pixels"),
+    ([Negative()], gl.Mask(np.zeros((4, 40, 56))), "Negative has no apply_masks, so masks are not moved"),
+], ids=["plain tensor", "custom transform"])  # fmt: skip
+def test_augment_warns_once_of_targets_that_stay_unchanged(transforms, target, message):
+    augment = gl.Augment(transforms)
+    with pytest.warns(RuntimeWarning, match=message) as warnings:
+        augment(image_batch(4), target)
     assert warnings[0].filename == __file__
-    augment(images, {"mask": masks})  # a second warning would be an error
-
-
-def test_augment_warns_once_of_a_custom_transform_without_apply_masks():
-    class Shift(T.Custom):
-        def apply(self, images, params):
-            return images
-
-    images, augment = image_batch(4), gl.Augment([Shift()])
-    with pytest.warns(RuntimeWarning, match="Shift has no apply_masks, so masks are not moved"):
-        augment(images, gl.Mask(images[:, 0]))
-    augment(images, gl.Mask(images[:, 0]))  # a second warning would be an error
+    augment(image_batch(4), target)  # a second warning would be an error
 
 
 @pytest.mark.parametrize("positions", [range(3), [0.5] * 4, [-1, 0, 1, 2], [2**63] * 4, [[0, 1, 2, 3]]])
