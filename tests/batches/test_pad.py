@@ -250,20 +250,16 @@ def test_pad_collate_of_an_array_larger_than_the_fixed_size_raises() -> None:
         pad_collate(samples, to=(5, None))
 
 
-def test_pad_collate_of_unsupported_values_raises() -> None:
-    with pytest.raises(
-        CollateError, match=r"^field 'a' of sample 0 of the batch is an array of <U1, which torch does not support"
-    ):
-        pad_collate([{"a": np.array(["x"])}])
-    with pytest.raises(
-        CollateError, match=r"^field 'a' of sample 0 of the batch is an array of >i2, which torch"
-    ) as caught:
-        pad_collate([{"a": np.array([1], ">i2")}])
-    assert str(caught.value).endswith('; write x.astype(x.dtype.newbyteorder("="))')
-    with pytest.raises(CollateError, match=r"^field 'a' \(Encoded\) cannot be collated into a batch: "):
-        pad_collate([{"a": gl.Encoded(b"x")}])
-    with pytest.raises(CollateError, match=r"^field '0' \(NoneType, int\) cannot be collated into a batch: "):
-        pad_collate([(1,), (None,)])
+@pytest.mark.parametrize(("samples", "message"), [
+    ([{"a": np.array(["x"])}], r"field 'a' of sample 0 of the batch is an array of <U1, which torch does not support"),
+    ([{"a": np.array([1], ">i2")}],
+     r"field 'a' of sample 0 .* an array of >i2, which torch.*; write x.astype\(x.dtype.newbyteorder\(\"=\"\)\)$"),
+    ([{"a": gl.Encoded(b"x")}], r"field 'a' \(Encoded\) cannot be collated into a batch: "),
+    ([(1,), (None,)], r"field '0' \(NoneType, int\) cannot be collated into a batch: "),
+])  # fmt: skip
+def test_pad_collate_of_unsupported_values_raises(samples: list[Any], message: str) -> None:
+    with pytest.raises(CollateError, match=f"^{message}"):
+        pad_collate(samples)
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [
