@@ -187,7 +187,7 @@ def test_decode_reads_entire_images_unless_regions_of_this_version_are_exact(gpu
 
 def test_decoder_with_only_the_gpu_has_no_engine(gpu):
     decoder = gpu.decoder(only=GPU, engine=decode_images, gpu=decode_images)
-    assert (nvimagecodec_on_cpu.names, len(nvimagecodec_on_cpu._library.calls)) == ((GPU,), 1)
+    assert (decoder.names, len(decoder._library.calls)) == ((GPU,), 1)
 
 
 @pytest.mark.parametrize(
