@@ -25,7 +25,6 @@ from PIL import Image as PILImage
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import device as devices
-from gpuload.workers import fork_server
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECIPE = (
@@ -216,25 +215,6 @@ def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
         assert snapshot(earlier) == first
         list(loader)
         assert loader._session.ring.used_bytes == 0  # the number of slots depends on how far workers got
-
-
-@pytest.mark.processes
-def test_close_leaves_nothing_behind_and_iter_starts_again(jpeg_folder):
-    fork_server.close()  # started by an earlier test, in another environment
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as first:
-        list(first)  # starts the fork server, which stays alive
-    earlier = child_processes()  # child processes of earlier tests may end during this one
-    before = snapshot(earlier)
-    loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
-    assert snapshot(earlier) == before
-    assert len(list(loader)) == 12
-    assert child_processes() <= earlier  # the template is forked from the fork server, and workers from the template
-    loader.close()
-    loader.close()
-    assert snapshot(earlier) == before
-    assert len(list(loader)) == 12
-    del loader
-    assert snapshot(earlier) == before
 
 
 @pytest.mark.processes
