@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,27 +100,6 @@ def check_targets(images: torch.Tensor, targets: list) -> None:
     assert [target["boxes"].tolist()[0] for target in targets] == visible_boxes(images)
     masks = torch.stack([target["masks"] for target in targets])
     assert torch.equal(masks == 1, rectangles(images)[:, None])
-
-
-@dataclass(frozen=True)
-class Roll(T.Custom):
-    """A transform that rolls columns to the right by a random distance per image."""
-
-    max_distance: int = 16
-
-    def draw(self, uniforms, sizes_hw):
-        return np.floor(uniforms(1)[:, 0] * self.max_distance)
-
-    def apply(self, images, params):
-        pairs = zip(images, params.tolist(), strict=True)
-        return torch.stack([image.roll(int(columns), -1) for image, columns in pairs])
-
-    apply_masks = apply
-
-
-class Halve(torch.nn.Module):
-    def forward(self, images):
-        return images / 2
 
 
 def write_folders(root: Path) -> list[Path]:
@@ -221,35 +199,6 @@ class TestUserCode:
             check_batches(load(lambda i, make=make: (make(i), i)), (1, 40, 40), torch.uint16)
             for images, _ in load(lambda i, make=make: (make(i), i), [*MOVE, FLOATS]):
                 assert images.max() == pytest.approx(200 * 256 / 65535)
-
-    def test_lambda_gets_a_batch_or_an_image(self):
-        plain = load(lambda i: (scene(i), i), [*MOVE, FLOATS])
-        for function in (T.Lambda(lambda batch: batch * 2), T.Lambda(lambda image: image * 2, per="image")):
-            for (images, _), (doubled, _) in zip(
-                plain, load(lambda i: (scene(i), i), [*MOVE, FLOATS, function]), strict=True
-            ):
-                assert torch.equal(images * 2, doubled)
-
-    @with_and_without_workers
-    def test_custom_transform_moves_masks_too(self, workers):
-        plain, rolled = [
-            torch.cat([images for images, _ in load(scenes_and_masks, c)]) for c in (MOVE, [*MOVE, Roll()])
-        ]
-        assert not torch.equal(plain, rolled)
-        for images, masks in load(scenes_and_masks, [*MOVE, Roll()], workers=workers):
-            assert torch.equal(rectangles(images), masks == 1)
-
-    def test_kornia_module_runs_between_transforms(self):
-        from kornia import augmentation
-
-        chain = [*MOVE, FLOATS, augmentation.RandomGaussianBlur((3, 3), (0.5, 2.0), p=1.0), HALF]
-        check_batches(load(lambda i: (scene(i), i), chain), (3, 40, 40), torch.float32)
-
-    def test_mixup_after_a_module_mixes_labels(self):
-        for images, labels in load(lambda i: (scene(i), i % 3), [*MOVE, FLOATS, Halve(), T.MixUp(num_classes=3)]):
-            assert (labels.shape, labels.dtype) == ((4, 3), torch.float32)
-            assert torch.allclose(labels.sum(1), torch.ones(4))
-            assert 0.1 < images.max() <= 200 / 255 / 2 + 1e-6
 
     @lacking.needs("pycocotools")
     def test_coco_dataset_gives_boxes_masks_and_labels(self, tmp_path):
