@@ -250,13 +250,6 @@ def test_views_are_erased_with_separate_draws():
     assert ((views[0] == 5) != (views[1] == 5)).any(dim=3).any(dim=2).all()
 
 
-@pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_mixing_with_ragged_raises(ragged):
-    text = f"ragged={ragged!r} cannot be combined with MixUp, which mixes images of "
-    with pytest.raises(ValueError, match=re.escape(text)):
-        compile_stage(T.Chain([NORMALIZE, T.RandomApply([T.MixUp()])]), device="cpu", ragged=ragged)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
 @pytest.mark.parametrize(

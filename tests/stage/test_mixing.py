@@ -184,11 +184,6 @@ def test_mixing_with_repeats_leaves_a_sample_unmixed_if_its_partner_would_be_its
         assert [position for position in range(12) if mixed[position][1].max() == 1] == unmixed
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_mixing_with_repeats_gives_the_same_rows_on_any_number_of_ranks(ranks):
-    assert_same_rows(rows_of_ranks(repeating_loader, 12, ranks), rows_by_position(repeating_loader(12)))
-
-
 @pytest.mark.parametrize(
     ("batch_size", "ranks", "uneven"), [(8, 1, "pad"), (4, 3, "pad"), (4, 2, "drop"), (2, 1, "pad")]
 )
@@ -243,15 +238,6 @@ def test_mixing_with_a_collate_fn_mixes_the_labels_it_returns():
     text = "MixUp mixed 4 images, but the batch has 3 labels; make the collate_fn keep one label per image"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(loader(collate_fn=partial(collated, drop=1))))
-
-
-def test_mixing_in_float16_and_channels_last_equals_float32():
-    expected = rows_by_position(loader(shuffle=True))
-    half = rows_by_position(loader(shuffle=True, dtype="float16", memory_format="channels_last"))
-    for position, (image, label) in half.items():
-        assert image.dtype == torch.float16
-        torch.testing.assert_close(image.float(), expected[position][0], rtol=2e-3, atol=2e-3)
-        assert torch.equal(label, expected[position][1])
 
 
 @pytest.mark.parametrize("on_error", [None, "skip", "replace"])
