@@ -53,17 +53,11 @@ def assert_same_rows(rows: dict, expected: dict) -> None:
             assert torch.equal(ours, theirs), position
 
 
-def expected_rows(dataset, seed: int = 0, epoch: int = 0, transforms=None, **options) -> dict:
+def expected_rows(dataset) -> dict:
     """Return the image and the label at each position by the formulas, from batches that are not mixed."""
-    options = {"shuffle": True, "seed": seed, **options}
-    plain = loader(dataset, 2, [*PLAIN, T.Identity()], **options)
-    plain.set_epoch(epoch)
-    images = rows_by_position(plain)
-    chain = T.Chain([*PLAIN, CHOICE] if transforms is None else transforms)
-    positions = np.array(sorted(images))
-    draws = chain.draw(epoch_key(seed, epoch), positions, np.tile([[16, 20]], (len(positions), 1)))
-    mix = draws.mix
-    results = {}
+    images = rows_by_position(loader(dataset, 2, [*PLAIN, T.Identity()], shuffle=True))
+    positions, results = np.array(sorted(images)), {}
+    mix = T.Chain([*PLAIN, CHOICE]).draw(epoch_key(0, 0), positions, np.tile([[16, 20]], (len(positions), 1))).mix
     for row, position in enumerate(positions.tolist()):
         (image, label), (partner_image, partner_label) = images[position], images.get(position ^ 1, images[position])
         label, partner_label = (
@@ -71,13 +65,9 @@ def expected_rows(dataset, seed: int = 0, epoch: int = 0, transforms=None, **opt
         )
         share = mix.share[row] if position ^ 1 in images else 1.0
         top, left, height, width = mix.box_tlhw[row].tolist()
-        if height:
-            mixed = image.double().clone()
-            mixed[:, top : top + height, left : left + width] = partner_image[
-                :, top : top + height, left : left + width
-            ]
-        else:
-            mixed = share * image.double() + (1 - share) * partner_image.double()
+        mixed = image.double() if height else share * image.double() + (1 - share) * partner_image.double()
+        inside = np.s_[:, top : top + height, left : left + width]
+        mixed[inside] = partner_image[inside].double()
         results[position] = mixed, share * label + (1 - share) * partner_label
     return results
 
