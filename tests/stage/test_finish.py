@@ -7,11 +7,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.peers import torchvision
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.batches.mixing import Pairing, mix_labels, partners_of
+from gpuload.batches.mixing import partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import _mix, _mix_batched, random_numbers
@@ -205,25 +204,6 @@ def test_mix_batched_gives_the_bits_of_mix(dtype, layout):
     _mix_batched(mixed_batched, mix, partners)
     assert torch.equal(mixed, mixed_batched)
     assert not torch.equal(mixed, batch)
-
-
-@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
-def test_mixing_equals_torchvisions_with_the_same_draws(name, make_images):
-    torchvision()
-    from torchvision.transforms import v2
-
-    images, transforms = make_images(3, 2), [T.Resize((24, 32)), NORMALIZE, getattr(T, name)()]
-    before, draws = result_before_mixing(transforms, images)
-    result = compile_stage(T.Chain(transforms), device="cpu")(RaggedImages.from_arrays(images), draws)
-    mix, labels = draws.mix, torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    for row, share in enumerate(mix.share):
-        top, left, height, width = mix.box_tlhw[row].tolist()
-        params = {"lam": share, "lam_adjusted": share, "batch_size": 2, "labels": labels}
-        params["box"] = (left, top, left + width, top + height)
-        theirs = getattr(v2, name)(num_classes=2)
-        torch.testing.assert_close(theirs.transform(before.clone(), params)[row], result[row], rtol=1e-6, atol=1e-6)
-        soft = mix_labels(labels, Pairing(T.MixUp(), np.array([1, 0]), mix.share), str)
-        torch.testing.assert_close(theirs.transform(labels, params)[row], soft[row])
 
 
 def test_transforms_after_mixing_are_applied_to_the_mixed_images(make_images):
