@@ -515,23 +515,6 @@ def test_apply_module_with_parameters_is_differentiable():
     assert not apply_module(module, torch.ones(2, 3, 4, 4), 0).requires_grad
 
 
-@pytest.mark.parametrize("backend", ["torch", "kornia"])
-def test_kornia_module_keeps_kornias_definition_of_contrast(jpeg_folder, backend):
-    """A module is called with the batch unchanged, so its contrast is Kornia's, not Pillow's, on every backend."""
-    from kornia import augmentation, enhance
-
-    def batch(*jitter):
-        chain = [T.CenterCrop(24), *jitter, T.Normalize([0.0] * 3, [1.0] * 3)]
-        options = {"transforms": chain, "num_workers": 0, "device": "cpu", "backend": backend}
-        with gl.Loader(gl.ImageFolder(jpeg_folder), batch_size=8, **options) as loader:
-            return next(iter(loader))[0]
-
-    as_float = T.ToDtype("float32", scale=True)
-    result = batch(as_float, augmentation.RandomContrast((2.0, 2.0), p=1.0))
-    torch.testing.assert_close(result, enhance.adjust_contrast(batch(as_float), 2.0))
-    assert (result - batch(T.ColorJitter(contrast=(2.0, 2.0)))).abs().max() > 20 / 255
-
-
 def noise_of(*following):
     """Return the numbers that a module adds to the first batch, with these transforms after it."""
     module = Noisy()
