@@ -95,34 +95,29 @@ def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", w
 
 
 @pytest.mark.parametrize(
-    ("figures", "device", "rates", "name"),
+    ("figures", "workers", "device", "rates", "name"),
     [
-        ((0.1, 1.9, 0.2), "cpu", (20_000, 1_053, 5_000), "decoding"),
-        ((1.9, 0.1, 0.2), "cpu", (1_053, 20_000, 5_000), "reading"),
-        ((0.1, 1.9, 2.5), "cpu", (20_000, 1_053, 400), "augmenting"),
-        ((0.1, 1.9, 0.2), "cuda", (20_000, 1_053, 5_000), "decoding"),
+        ((0.1, 1.9, 0.2), 2, "cpu", (20_000, 1_053, 5_000), "decoding"),
+        ((1.9, 0.1, 0.2), 2, "cpu", (1_053, 20_000, 5_000), "reading"),
+        ((0.1, 1.9, 2.5), 2, "cpu", (20_000, 1_053, 400), "augmenting"),
+        ((0.1, 1.9, 0.2), 2, "cuda", (20_000, 1_053, 5_000), "decoding"),
+        ((0.1, 0.9, 0.2), 0, "cpu", (10_000, 1_111, 5_000), "decoding"),
     ],
 )
-def test_find_bottleneck_is_the_slowest_part(figures: Any, device: str, rates: tuple[int, ...], name: str) -> None:
-    row = replace(setting(2, 2, 900), stats=stats(*figures, where="main" if device == "cpu" else "device"))
+def test_find_bottleneck_is_the_slowest_part(
+    figures: Any, workers: int, device: str, rates: tuple[int, ...], name: str
+) -> None:
+    where = {"where": "main" if device == "cpu" else "device", "workers": "workers" if workers else "main"}
+    row = replace(setting(workers, 2, 900), stats=stats(*figures, **where))
     parts = part_rows(row, torch.device(device))
     assert tuple(round(part.images_per_s) for part in parts) == rates
-    assert [part.where for part in parts] == ["2 workers", "2 workers", device.upper()]
+    assert [part.where for part in parts] == ["2 workers" if workers else "this process"] * 2 + [device.upper()]
     assert [part.image_bytes for part in parts] == [130_000, 500_000, None]
     bottleneck, text = find_bottleneck(row, parts)
     assert bottleneck == name
-    assert text.startswith(f"{name} is the bottleneck: with 2 workers, reading and decoding alone would reach 1,000 ")
+    with_workers = "with 2 workers, " if workers else ""
+    assert text.startswith(f"{name} is the bottleneck: {with_workers}reading and decoding alone would reach 1,000 ")
     assert f"augmenting alone {rates[2]:,}" in text
-
-
-def test_part_rows_without_workers_name_this_process() -> None:
-    row = replace(setting(0, 2, 900), stats=stats(0.1, 0.9, 0.2, workers="main"))
-    parts = part_rows(row, CPU)
-    assert [(part.where, round(part.images_per_s)) for part in parts] == [
-        ("this process", 10_000), ("this process", 1_111), ("CPU", 5_000),
-    ]  # fmt: skip
-    text = "decoding is the bottleneck: reading and decoding alone would reach 1,000 "
-    assert find_bottleneck(row, parts)[1].startswith(text)
 
 
 def test_part_rows_drop_parts_that_take_no_time() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import resource
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 from gpuload import __version__
 from gpuload.cli import doctor
 from gpuload.cli.app import app
-from gpuload.cli.doctor import Finding, as_dict, exit_status, summary
+from gpuload.cli.doctor import Finding, summary
 from gpuload.loader import limits
-from gpuload.loader.limits import usable_cpus
 from gpuload.stage.decode.nvimagecodec import GPU
 
 MB = 1_000_000
@@ -43,21 +42,6 @@ def test_summary_names_the_worst_finding_first() -> None:
     assert summary([BROKEN, SLOW, BROKEN]).startswith("2 parts are broken")
 
 
-def test_exit_status_is_1_only_for_broken_findings() -> None:
-    assert [exit_status(findings) for findings in ([], [FINE, NO_GPU], [SLOW], [SLOW, BROKEN])] == [0, 0, 0, 1]
-
-
-def test_as_dict_has_summary_exit_status_and_findings() -> None:
-    assert as_dict([FINE, BROKEN]) == {
-        "summary": summary([FINE, BROKEN]),
-        "exit_status": 1,
-        "findings": [
-            {"name": "CPUs", "state": "works", "details": "8 CPUs for this process", "fix": ""},
-            {"name": "workers", "state": "broken", "details": "no process can be started", "fix": "num_workers=0"},
-        ],
-    }
-
-
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -68,14 +52,21 @@ FINDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 0), ([*FINDINGS, BROKEN], 1)])
-def test_doctor_json_prints_the_findings_and_exits_with_their_status(
+@pytest.mark.parametrize(
+    ("findings", "status"),
+    [([], 0), ([FINE, NO_GPU], 0), ([SLOW], 0), ([FINE, SLOW, BROKEN], 1)],
+)
+def test_doctor_json_prints_the_findings_and_exits_with_1_if_one_is_broken(
     monkeypatch: pytest.MonkeyPatch, findings: list[Finding], status: int
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda update_progress: findings)
     result = CliRunner().invoke(app, ["doctor", "--json", "-"])
     assert result.exit_code == status
-    assert json.loads(result.stdout) == doctor.as_dict(findings)
+    assert json.loads(result.stdout) == {
+        "summary": summary(findings),
+        "exit_status": status,
+        "findings": [finding._asdict() for finding in findings],
+    }
 
 
 def test_doctor_prints_lines_with_fixes_and_progress_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,27 +94,20 @@ def test_print_report_fits_the_terminal(width: int, colored: bool) -> None:
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-def test_check_cpus_names_affinity_mask_and_quota() -> None:
-    assert doctor.check_cpus(usable=8, affinity=8, online=8).details == "8 CPUs for this process"
-    details = "2 CPUs for this process; the affinity mask allows 4 of 8; the cgroup CPU quota allows 2"
-    assert doctor.check_cpus(usable=2, affinity=4, online=8) == Finding("CPUs", "works", details)
+def check_finding(finding: Finding, state: str, details: str, fix: str = "") -> None:
+    """Check a finding; `details` is a part of its details, and `fix` the beginning of its fix, or empty for no fix."""
+    assert finding.state == state
+    assert details in finding.details
+    assert finding.fix.startswith(fix)
+    assert bool(finding.fix) == bool(fix)
 
 
-def test_check_cpus_suggests_more_than_one_cpu() -> None:
-    affinity = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(affinity)})
-    try:
-        finding = doctor.check_cpus(usable=usable_cpus(), affinity=len(os.sched_getaffinity(0)), online=8)
-    finally:
-        os.sched_setaffinity(0, affinity)
-    assert finding.state == "improve"
-    assert "For more throughput, start with CPUs: 1 CPU for this process" in summary([finding])
-    assert "the affinity mask allows 1 of 8" in finding.details
-    assert "taskset -c" in finding.fix
+MORE_MEMORY = "raise the memory limit (docker run --memory"
 
 
-def make_cgroup(root: Path, limit: int, use: int) -> str:
+def make_cgroup(root: Path, limit: int, use: int, available: int) -> str:
     files = {
+        "proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {available // 1024} kB\n",
         "proc/self/cgroup": "0::/job\n",
         "proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n",
         "sys/fs/cgroup/job/memory.max": f"{limit}\n",
@@ -136,29 +120,28 @@ def make_cgroup(root: Path, limit: int, use: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("limit", "workers", "state", "text"),
+    ("limit", "available", "workers", "state", "details", "fix"),
     [
-        (9000, 7, "works", "8.5 GB free within the cgroup limit"),
-        (1500, 7, "improve", "1 GB free within the cgroup limit, which leaves little for batches and"),
-        (700, 7, "broken", "200 MB free within the cgroup limit, but the default of 7 workers uses"),
-        (700, 1, "improve", "the default of 1 worker uses about 45 MB"),
+        (9000, 9000, 7, "works", "8.5 GB free within the cgroup limit", ""),
+        (
+            1500,
+            9000,
+            7,
+            "improve",
+            "1 GB free within the cgroup limit, which leaves little for batches and",
+            MORE_MEMORY,
+        ),
+        (700, 9000, 7, "broken", "200 MB free within the cgroup limit, but the default of 7 workers uses", MORE_MEMORY),
+        (700, 9000, 1, "improve", "the default of 1 worker uses about 45 MB", MORE_MEMORY),
+        (9000, 100, 7, "broken", "100 MB free on the machine", MORE_MEMORY),
     ],
 )
-def test_check_memory_in_a_small_cgroup_suggests_more(
-    tmp_path: Path, limit: int, workers: int, state: str, text: str
+def test_check_memory_names_the_scarcer_of_cgroup_and_machine(
+    tmp_path: Path, limit: int, available: int, workers: int, state: str, details: str, fix: str
 ) -> None:
-    finding = doctor.check_memory(workers, root=make_cgroup(tmp_path, limit * MB, 500 * MB))
-    assert finding.state == state
-    assert text in finding.details
-    assert ("docker run --memory" in finding.fix) == (state != "works")
-
-
-def test_check_memory_of_a_full_machine_is_broken(tmp_path: Path) -> None:
-    root = make_cgroup(tmp_path, 9000 * MB, 500 * MB)
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 100000 kB\n")
-    finding = doctor.check_memory(7, root=root)
-    assert (finding.state, finding.details[:26]) == ("broken", "102 MB free on the machine")
-    assert doctor.check_memory(7, root=str(tmp_path / "none")).details == "no known limit"
+    root = make_cgroup(tmp_path, limit * MB, 500 * MB, available * MB)
+    check_finding(doctor.check_memory(workers, root=root), state, details, fix)
+    assert doctor.check_memory(workers, root=str(tmp_path / "none")).details == "no known limit"
 
 
 def test_check_open_files_close_to_the_limit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,19 +164,6 @@ def test_check_open_files_close_to_the_limit_is_broken(monkeypatch: pytest.Monke
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def test_check_processes_close_to_the_limit_is_broken() -> None:
-    assert doctor.check_processes(8, None).state == "works"
-    assert doctor.check_processes(8, 500).state == "works"
-    finding = doctor.check_processes(8, 20)
-    assert (finding.state, finding.fix) == ("broken", "raise the limit: ulimit -u, docker run --pids-limit")
-
-
-def test_check_system_names_versions_and_rejects_unsupported_systems() -> None:
-    fine = doctor.check_system("6.1", 65536, "3.13.0")
-    assert (fine.state, fine.details) == ("works", f"gpuload {__version__}, kernel 6.1, 64 KB pages, Python 3.13.0")
-    assert doctor.check_system("6.1", 4096, "3.13", "no Linux").state == "broken"
-
-
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [(0, "0 bytes"), (999, "999 bytes"), (65536, "64 KB"), (8 << 20, "8 MB"), (1_500_000_000, "1.5 GB"),
@@ -213,82 +183,66 @@ def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **others: An
     return {"ok": True, "why": "", "version": version, "cuda": cuda, "other": "", "devices": [], **others}
 
 
-def test_machine_without_a_gpu_needs_no_fix() -> None:
-    findings = [
-        doctor.check_torch(torch_trial(), driver_cuda=None),
-        doctor.check_gpus(torch_trial(), driver=None, cuda=None),
-        doctor.check_page_locking(65536, None),
-        doctor.check_triton(None, None, compiler=None, devices=0),
-    ]
-    assert {finding.state for finding in findings} == {"works", "not needed"}
-    assert "64 KB; not used without a GPU" in findings[2].details
-
-
-def test_machine_with_gpus_needs_no_fix() -> None:
-    trial = torch_trial("13.0", devices=[H100, H100])
-    findings = [
-        doctor.check_torch(trial, driver_cuda="13.0"),
-        doctor.check_gpus(trial, driver="580.65", cuda="13.0"),
-        doctor.check_page_locking(65536, 0),
-        doctor.check_triton("3.6.0", OK, compiler="/usr/bin/gcc", devices=2),
-    ]
-    assert {finding.state for finding in findings} == {"works"}
-    assert findings[1].details == "2 × NVIDIA H100 with 80 GB; driver 580.65, for CUDA up to 13.0"
-    assert findings[2].details == "64 MB were locked as a test; the limit (ulimit -l) is 64 KB"
-
-
 @pytest.mark.parametrize(
-    ("build", "driver_cuda", "text", "fix"),
+    ("check", "state", "details", "fix"),
     [
-        (torch_trial(None), "13.0", "built for the CPU, although there is an NVIDIA driver: the GPU is unused",
+        (partial(doctor.check_cpus, usable=8, affinity=8, online=8), "works", "8 CPUs for this process", ""),
+        (partial(doctor.check_cpus, usable=2, affinity=4, online=8), "works",
+         "2 CPUs for this process; the affinity mask allows 4 of 8; the cgroup CPU quota allows 2", ""),
+        (partial(doctor.check_cpus, usable=1, affinity=1, online=8), "improve",
+         "1 CPU for this process; the affinity mask allows 1 of 8", "give the process more CPUs: taskset -c"),
+        (partial(doctor.check_processes, 8, None), "works", "no limit", ""),
+        (partial(doctor.check_processes, 8, 500), "works", "500 more processes and threads can be started", ""),
+        (partial(doctor.check_processes, 8, 20), "broken", "too few for 8 workers",
+         "raise the limit: ulimit -u, docker run --pids-limit"),
+        (partial(doctor.check_system, "6.1", 65536, "3.13.0"), "works",
+         f"gpuload {__version__}, kernel 6.1, 64 KB pages, Python 3.13.0", ""),
+        (partial(doctor.check_system, "6.1", 4096, "3.13", "no Linux"), "broken", "; no Linux", "use num_workers=0"),
+        (partial(doctor.check_torch, torch_trial(), driver_cuda=None), "works", "2.9.1, built for the CPU", ""),
+        (partial(doctor.check_torch, torch_trial("13.0"), driver_cuda="13.0"), "works", "built for CUDA 13.0", ""),
+        (partial(doctor.check_torch, torch_trial("12.8"), driver_cuda="12.4"), "works", "built for CUDA 12.8", ""),
+        (partial(doctor.check_torch, torch_trial("12.8", version="2.10.0"), driver_cuda="13.0"), "works", "2.10.0", ""),
+        (partial(doctor.check_torch, torch_trial(None, other="ROCm 7.0"), driver_cuda=None), "works",
+         "2.9.1, built for ROCm 7.0", ""),
+        (partial(doctor.check_torch, torch_trial(None), driver_cuda="13.0"), "broken",
+         "built for the CPU, although there is an NVIDIA driver: the GPU is unused",
          "pip install --force-reinstall torch"),
-        (torch_trial(None), "12.4", "the GPU is unused",
+        (partial(doctor.check_torch, torch_trial(None), driver_cuda="12.4"), "broken", "the GPU is unused",
          "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"),
-        (torch_trial("13.0"), "12.4", "built for CUDA 13.0, but the driver supports CUDA up to 12.4",
-         "install a newer driver, or"),
-        (torch_trial("12.6", version="2.7.1"), "12.6", "gpuload needs 2.8 or newer", "pip install --upgrade torch"),
-        ({"ok": False, "why": "ImportError: libc10.so"}, None, "cannot be imported: ImportError: libc10.so", "pip"),
+        (partial(doctor.check_torch, torch_trial("13.0"), driver_cuda="12.4"), "broken",
+         "built for CUDA 13.0, but the driver supports CUDA up to 12.4", "install a newer driver, or"),
+        (partial(doctor.check_torch, torch_trial("12.6", version="2.7.1"), driver_cuda="12.6"), "broken",
+         "gpuload needs 2.8 or newer", "pip install --upgrade torch"),
+        (partial(doctor.check_torch, {"ok": False, "why": "ImportError: libc10.so"}, driver_cuda=None), "broken",
+         "cannot be imported: ImportError: libc10.so", "pip"),
+        (partial(doctor.check_gpus, torch_trial(), driver=None, cuda=None), "not needed", "none", ""),
+        (partial(doctor.check_gpus, torch_trial("13.0", devices=[H100, H100]), driver="580.65", cuda="13.0"), "works",
+         "2 × NVIDIA H100 with 80 GB; driver 580.65, for CUDA up to 13.0", ""),
+        (partial(doctor.check_gpus, torch_trial(devices=[H100]), driver=None, cuda=None), "works",
+         "NVIDIA H100 with 80 GB", ""),
+        (partial(doctor.check_gpus, torch_trial(), driver="550.1", cuda=None), "broken",
+         "NVIDIA's driver 550.1 is installed, but its library libcuda.so.1 is missing",
+         "install the driver's libraries; in a container, docker run --gpus"),
+        (partial(doctor.check_gpus, torch_trial("12.6", why="No CUDA GPUs are available"), driver="550.1", cuda="12.6"),
+         "broken", "torch finds none, although there is a driver: No CUDA GPUs are available",
+         "check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        (partial(doctor.check_page_locking, 65536, None), "not needed", "64 KB; not used without a GPU", ""),
+        (partial(doctor.check_page_locking, 65536, 0), "works",
+         "64 MB were locked as a test; the limit (ulimit -l) is 64 KB", ""),
+        (partial(doctor.check_triton, None, None, compiler=None, devices=0), "not needed", "runs on GPUs only", ""),
+        (partial(doctor.check_triton, "3.6.0", OK, compiler="/usr/bin/gcc", devices=2), "works",
+         "3.6.0 with /usr/bin/gcc", ""),
+        (partial(doctor.check_triton, None, None, compiler=None, devices=1), "improve", "not installed",
+         "pip install 'gpuload[fused]'"),
+        (partial(doctor.check_triton, "3.6.0", BAD, compiler=None, devices=1), "broken",
+         "3.6.0, but the C compiler that it needs is missing: transforms run in torch",
+         "apt-get install gcc, or set CC to the path of a C compiler"),
+        (partial(doctor.check_triton, "3.6.0", BAD, compiler="/usr/bin/gcc", devices=1), "broken",
+         f"3.6.0 cannot be used: {BAD['why']}", "check that /usr/bin/gcc works"),
     ],
 )  # fmt: skip
-def test_check_torch_that_does_not_fit_the_driver_is_broken(
-    build: dict[str, Any], driver_cuda: str, text: str, fix: str
-) -> None:
-    finding = doctor.check_torch(build, driver_cuda=driver_cuda)
-    assert finding.state == "broken"
-    assert text in finding.details
-    assert finding.fix.startswith(fix)
-
-
-def test_check_torch_accepts_other_minor_versions_of_cuda_and_rocm() -> None:
-    assert doctor.check_torch(torch_trial("12.8"), driver_cuda="12.4").state == "works"
-    assert doctor.check_torch(torch_trial("12.8", version="2.10.0"), driver_cuda="13.0").state == "works"
-    rocm = torch_trial(None, other="ROCm 7.0")
-    assert doctor.check_torch(rocm, driver_cuda=None).details == "2.9.1, built for ROCm 7.0"
-
-
-def test_check_gpus_with_a_driver_but_no_library_or_gpus_is_broken() -> None:
-    hidden = torch_trial("12.6", why="No CUDA GPUs are available")
-    for trial, cuda, details, fix in (
-        (torch_trial(), None, "NVIDIA's driver 550.1 is installed, but its library libcuda.so.1 is missing", "--gpus"),
-        (hidden, "12.6", f"torch finds none, although there is a driver: {hidden['why']}", "CUDA_VISIBLE_DEVICES"),
-    ):
-        finding = doctor.check_gpus(trial, driver="550.1", cuda=cuda)
-        assert (finding.state, finding.details) == ("broken", details)
-        assert fix in finding.fix
-    assert doctor.check_gpus(torch_trial(devices=[H100]), driver=None, cuda=None).details == "NVIDIA H100 with 80 GB"
-
-
-def test_check_triton_names_the_missing_package_compiler_or_error() -> None:
-    for version, compiler, state, details, fix in (
-        (None, None, "improve", "not installed", "pip install 'gpuload[fused]'"),
-        ("3.6.0", None, "broken", "3.6.0, but the C compiler that it needs is missing: transforms run in torch",
-         "apt-get install gcc, or set CC to the path of a C compiler"),
-        ("3.6.0", "/usr/bin/gcc", "broken", f"3.6.0 cannot be used: {BAD['why']}", "check that /usr/bin/gcc works"),
-    ):  # fmt: skip
-        finding = doctor.check_triton(version, version and BAD, compiler=compiler, devices=1)
-        assert finding.state == state
-        assert finding.details.startswith(details)
-        assert finding.fix.startswith(fix)
+def test_check_of_the_machine_or_gpu_names_its_state_and_fix(check, state, details, fix) -> None:
+    check_finding(check(), state, details, fix)
 
 
 MEMLOCK = """
@@ -333,99 +287,74 @@ def test_cuda_extra_follows_torchs_cuda_then_installed_packages(cuda, others, ex
     assert doctor.cuda_extra(cuda, others) == extra
 
 
-NVIMGCODEC_CU12 = {"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}
-NVIMGCODEC_BOTH = {"nvImageCodec": {"cu12": "0.9.0", "cu13": "0.9.1"}, "DALI": {}}
+TWO_EXTRAS = {"lmdb": True, "ray": False}
+CODEC_CU12 = {"nvImageCodec": {"cu12": "0.9.0"}, "DALI": {}}
+CODECS = {"nvImageCodec": {"cu12": "0.9.0", "cu13": "0.9.1"}, "DALI": {}}
 DALI_CU12 = {"nvImageCodec": {}, "DALI": {"cu12": "2.4"}}
+DALIS = {"nvImageCodec": {}, "DALI": {"cu12": "2", "cu13": "2"}}
 NEITHER = {"nvImageCodec": {}, "DALI": {}}
+check_codec, check_dali = partial(doctor.check_nvidia, "nvImageCodec"), partial(doctor.check_nvidia, "DALI")
 
 
 @pytest.mark.parametrize(
-    ("versions", "trial", "cuda", "state", "details", "fix"),
+    ("check", "state", "details", "fix"),
     [
-        (NEITHER, None, "13.0", "improve", "not installed. It decodes a crop without", "pip install 'gpuload[cu13]'"),
-        (NVIMGCODEC_CU12, OK, "12.6", "works", "0.9.0 for CUDA 12: decodes", ""),
-        (NVIMGCODEC_CU12, OK, None, "works", "0.9.0 for CUDA 12: decodes", ""),
-        (NVIMGCODEC_CU12, OK, "13.0", "improve", "0.9.0 for CUDA 12, but torch is built for CUDA 13.0",
+        (partial(check_codec, NEITHER, None, torch_cuda="13.0"), "improve", "not installed. It decodes a crop without",
+         "pip install 'gpuload[cu13]'"),
+        (partial(check_codec, CODEC_CU12, OK, torch_cuda="12.6"), "works", "0.9.0 for CUDA 12: decodes", ""),
+        (partial(check_codec, CODEC_CU12, OK, torch_cuda=None), "works", "0.9.0 for CUDA 12: decodes", ""),
+        (partial(check_codec, CODEC_CU12, OK, torch_cuda="13.0"), "improve",
+         "0.9.0 for CUDA 12, but torch is built for CUDA 13.0",
          "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu13]'"),
-        (NVIMGCODEC_BOTH, OK, "12.6", "broken",
+        (partial(check_codec, CODECS, OK, torch_cuda="12.6"), "broken",
          "0.9.0 for CUDA 12 and 0.9.1 for CUDA 13 are both installed, and overwrite each other's files",
          "pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'"),
-        (NVIMGCODEC_CU12, BAD, "12.6", "broken", f"0.9.0 for CUDA 12: {BAD['why']}. Entire images are decoded instead",
+        (partial(check_codec, CODEC_CU12, BAD, torch_cuda="12.6"), "broken",
+         f"0.9.0 for CUDA 12: {BAD['why']}. Entire images are decoded instead",
          "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu12]'"),
-    ],
-)  # fmt: skip
-def test_check_nvidia_of_nvimagecodec(versions, trial, cuda, state, details, fix) -> None:
-    finding = doctor.check_nvidia("nvImageCodec", versions, trial, torch_cuda=cuda)
-    assert (finding.state, finding.fix) == (state, fix)
-    assert finding.details.startswith(details)
-
-
-@pytest.mark.parametrize(
-    ("versions", "trial", "cuda", "state", "details", "fix"),
-    [
-        (NEITHER, None, "13.0", "not needed", "pip install 'gpuload[dali-cu13]'", ""),
-        (NEITHER, None, "12.6", "not needed", "pip install 'gpuload[dali-cu12]'", ""),
-        (NVIMGCODEC_CU12, None, None, "not needed", "pip install 'gpuload[dali-cu12]'", ""),
-        (DALI_CU12, OK, "12.6", "works", "2.4 for CUDA 12: the backend 'dali' can be used", ""),
-        (DALI_CU12 | {"nvImageCodec": {"cu12": "0.9"}}, OK, None, "works", "the backend 'dali' can be used", ""),
-        (DALI_CU12, OK, "13.0", "improve", "2.4 for CUDA 12, but torch is built for CUDA 13.0",
+        (partial(check_dali, NEITHER, None, torch_cuda="13.0"), "not needed", "pip install 'gpuload[dali-cu13]'", ""),
+        (partial(check_dali, NEITHER, None, torch_cuda="12.6"), "not needed", "pip install 'gpuload[dali-cu12]'", ""),
+        (partial(check_dali, CODEC_CU12, None, torch_cuda=None), "not needed", "pip install 'gpuload[dali-cu12]'", ""),
+        (partial(check_dali, DALI_CU12, OK, torch_cuda="12.6"), "works",
+         "2.4 for CUDA 12: the backend 'dali' can be used", ""),
+        (partial(check_dali, DALI_CU12 | {"nvImageCodec": {"cu12": "0.9"}}, OK, torch_cuda=None), "works",
+         "the backend 'dali' can be used", ""),
+        (partial(check_dali, DALI_CU12, OK, torch_cuda="13.0"), "improve",
+         "2.4 for CUDA 12, but torch is built for CUDA 13.0",
          "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"),
-        (DALI_CU12 | {"nvImageCodec": {"cu13": "0.9"}}, OK, None, "improve",
+        (partial(check_dali, DALI_CU12 | {"nvImageCodec": {"cu13": "0.9"}}, OK, torch_cuda=None), "improve",
          "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA version",
          "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"),
-        (DALI_CU12, BAD, "12.6", "broken", f"2.4 for CUDA 12: {BAD['why']}",
+        (partial(check_dali, DALI_CU12, BAD, torch_cuda="12.6"), "broken", f"2.4 for CUDA 12: {BAD['why']}",
          "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu12]'"),
-        (NEITHER | {"DALI": {"cu12": "2", "cu13": "2"}}, OK, "12.6", "broken", "are both installed",
+        (partial(check_dali, DALIS, OK, torch_cuda="12.6"), "broken", "are both installed",
          "pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130 && pip install 'gpuload[dali-cu12]'"),
+        (partial(doctor.check_decoder, "Pillow", "13.0", OK, "decodes PNG"), "works", "13.0: decodes PNG", ""),
+        (partial(doctor.check_decoder, "simplejpeg", "1.9.0", BAD, "decodes"), "broken", f"1.9.0: {BAD['why']}",
+         "pip install --force-reinstall simplejpeg"),
+        (partial(doctor.check_decoder, "simplejpeg", None, BAD, "decodes"), "broken",
+         "not installed, although gpuload depends on it", "pip install --force-reinstall simplejpeg"),
+        (partial(doctor.check_extras, TWO_EXTRAS, jpegtran=True), "works",
+         "installed: lmdb; not installed: ray; install one with pip install 'gpuload[NAME]'", ""),
+        (partial(doctor.check_extras, {"lmdb": True}, jpegtran=False), "works",
+         "installed: lmdb; to use pack --cuttable on progressive JPEGs: apt-get install libjpeg-turbo-progs", ""),
+        (partial(doctor.check_extras, {"lmdb": False}, jpegtran=True), "not needed", "installed: none; ", ""),
+        (partial(doctor.check_workers, 7, BAD), "broken", BAD["why"],
+         "until this is fixed, use num_workers=0; the default here is 7"),
+        (partial(doctor.check_regions, {"ok": False, "why": "the process crashed (SIGSEGV)"}), "not needed",
+         "(SIGSEGV). On a GPU, Decode(where=", ""),
+        (partial(doctor.check_regions, {**REGIONS, "faults": {GPU: ""}, "used": [GPU]}), "works",
+         f"{GPU}: regions match full decoding bit for bit", ""),
+        (partial(doctor.check_regions, {**REGIONS, "faults": {GPU: ""}, "used": []}), "works",
+         "bit for bit. Decode(where='device') decodes", ""),
+        (partial(doctor.check_regions, {**REGIONS, "faults": {GPU: "it refuses"}, "used": []}), "works",
+         f"0.9.0 on cuda:0; {GPU}: it refuses.", ""),
+        (partial(doctor.check_regions, {**REGIONS, "faults": {GPU: "it refuses"}, "used": [GPU]}), "broken",
+         f"{GPU}: it refuses", "use Decode(where='cpu')"),
     ],
 )  # fmt: skip
-def test_check_nvidia_of_dali(versions, trial, cuda, state, details, fix) -> None:
-    finding = doctor.check_nvidia("DALI", versions, trial, torch_cuda=cuda)
-    assert (finding.state, finding.fix) == (state, fix)
-    assert details in finding.details
-
-
-def test_check_decoder_of_required_decoders() -> None:
-    assert doctor.check_decoder("Pillow", "13.0", OK, "decodes PNG") == Finding("Pillow", "works", "13.0: decodes PNG")
-    broken = doctor.check_decoder("simplejpeg", "1.9.0", BAD, "decodes")
-    assert (broken.state, broken.details) == ("broken", "1.9.0: ImportError: libnvjpeg.so.12")
-    absent = doctor.check_decoder("simplejpeg", None, BAD, "decodes")
-    assert absent.details == "not installed, although gpuload depends on it"
-    assert absent.fix == "pip install --force-reinstall simplejpeg"
-
-
-def test_check_extras_lists_installed_and_missing_extras() -> None:
-    assert doctor.check_extras({"lmdb": True, "ray": False}, jpegtran=True).details == (
-        "installed: lmdb; not installed: ray; install one with pip install 'gpuload[NAME]'"
-    )
-    assert doctor.check_extras({"lmdb": True}, jpegtran=False).details == (
-        "installed: lmdb; to use pack --cuttable on progressive JPEGs: apt-get install libjpeg-turbo-progs"
-    )
-    none = doctor.check_extras({"lmdb": False}, jpegtran=True)
-    assert (none.state, none.details[:17]) == ("not needed", "installed: none; ")
-
-
-@pytest.mark.parametrize(
-    ("trial", "state", "text"),
-    [
-        ({"ok": False, "why": "the process crashed (SIGSEGV)"}, "not needed", "(SIGSEGV). On a GPU, Decode(where="),
-        ({**REGIONS, "faults": {GPU: ""}, "used": [GPU]}, "works", f"{GPU}: regions match full decoding bit for bit"),
-        ({**REGIONS, "faults": {GPU: ""}, "used": []}, "works", "bit for bit. Decode(where='device') decodes"),
-        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": []}, "works", f"0.9.0 on cuda:0; {GPU}: it refuses."),
-        ({**REGIONS, "faults": {GPU: "it refuses"}, "used": [GPU]}, "broken", f"{GPU}: it refuses"),
-    ],
-)
-def test_check_regions_reports_faults_by_whether_they_are_in_use(trial, state, text):
-    finding = doctor.check_regions(trial)
-    assert finding.state == state
-    assert text in finding.details
-    assert bool(finding.fix) == (state == "broken")
-
-
-def test_check_workers_that_do_not_start_suggests_none() -> None:
-    finding = doctor.check_workers(7, BAD)
-    assert (finding.state, finding.details) == ("broken", BAD["why"])
-    assert finding.fix == "until this is fixed, use num_workers=0; the default here is 7"
+def test_check_of_a_package_or_worker_names_its_state_and_fix(check, state, details, fix) -> None:
+    check_finding(check(), state, details, fix)
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------

@@ -136,22 +136,6 @@ def test_indexed_cut_of_middle_rows_has_margins_above_and_to_the_left(large):
     assert sizes[40, 40][0][0] == 8
 
 
-def test_indexed_cut_is_none_where_it_does_not_pay_off(large):
-    header = header_of(large)
-    for region in ((180, 250, 60, 100), (300, 0, 84, 512), (64, 64, 256, 256)):
-        assert cut(large, header, region) is not None, region
-    for region in ((0, 0, 384, 512), (2, 2, 380, 508), (0, 0, 8, 512), (0, 40, 3, 3)):
-        assert cut(large, header, region) is None, region
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-def test_decoder_cuts_indexed_jpegs(large, mode):
-    decoder, region = Decoder(Decode()), (100, 130, 90, 110)
-    expected = without_cutting(decoder, large, region, mode)
-    np.testing.assert_array_equal(with_cutting(decoder, large, region, mode), expected)
-    assert decoder.counts["cut"] == 1
-
-
 FORGERIES = {
     "none": lambda large: b"",
     "longer codes": lambda large: forge_index(large, FIXED.size - 4, b"\x28" * 24),
@@ -213,8 +197,6 @@ def with_index_of_another_picture(jpeg: bytes) -> bytes:
 
 
 DAMAGES = {
-    "a bit of the index": lambda jpeg: flip_bit(jpeg, header_of(jpeg).index_at + 700),
-    "its checksum": lambda jpeg: flip_bit(jpeg, header_of(jpeg).index_at + 20),
     "its last byte": lambda jpeg: flip_bit(jpeg, jpeg.index(TABLES, header_of(jpeg).index_at) - 1),
     "its length": extend_index,
     "its version": lambda jpeg: replace_bytes(jpeg, header_of(jpeg).index_at + 4 + 14, b"\x01"),

@@ -151,12 +151,20 @@ class TestDamage:
         assert decoder.counts["scaled"] == 2
         np.testing.assert_array_equal(fast, intact)
 
-    def test_damage_in_the_region_falls_back_to_exact_decoding(self, slopes):
-        jpeg = bytearray(jpeg_bytes(slopes, quality=98))
-        at = len(jpeg) // 5
-        jpeg[at : at + 40] = b"\xff\xfe" * 20  # markers where there can be none
-        decoder = Decoder(Decode())
-        exact, fast = decode_both_ways(decoder, bytes(jpeg), self.REGION, 1)
+    @pytest.mark.parametrize(
+        ("name", "damage", "region"),
+        [
+            (None, lambda jpeg, at: jpeg[:at] + b"\xff\xfe" * 20 + jpeg[at + 40 :], REGION),  # wrong markers
+            (None, lambda jpeg, at: jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH)),
+            ("Pillow", lambda jpeg, at: jpeg, REGION),
+        ],
+    )
+    def test_damage_in_the_region_surplus_bytes_and_pillow_fall_back_to_exact_decoding(
+        self, slopes, name, damage, region
+    ):
+        jpeg = jpeg_bytes(slopes, quality=98)
+        decoder = Decoder(Decode()) if name is None else decoder_by(name)
+        exact, fast = decode_both_ways(decoder, damage(jpeg, len(jpeg) // 5), region, 1)
         assert decoder.counts["scaled"] == 0
         np.testing.assert_array_equal(fast, exact)
 
@@ -169,20 +177,6 @@ class TestDamage:
         with pytest.raises(DecodeError) as fast:
             decoder.decode_resized(encoded, header, (8, 13, 590, 411), 1, "bilinear", out)
         assert str(fast.value) == str(exact.value)
-
-    def test_surplus_bytes_fall_back_to_exact_decoding(self, slopes):
-        jpeg = jpeg_bytes(slopes, quality=98)
-        decoder = Decoder(Decode())
-        exact, fast = decode_both_ways(decoder, jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH), 1)
-        assert decoder.counts["scaled"] == 0
-        np.testing.assert_array_equal(fast, exact)
-
-    def test_decode_resized_without_simplejpeg_is_exact(self, slopes):
-        decoder = decoder_by("Pillow")
-        exact, fast = decode_both_ways(decoder, jpeg_bytes(slopes), self.REGION, 1)
-        assert decoder.counts["scaled"] == 0
-        assert decoder.counts["Pillow"] == 2
-        np.testing.assert_array_equal(fast, exact)
 
 
 class TestChoice:

@@ -132,18 +132,19 @@ def test_page_has_every_section_and_describes_its_images(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "samples",
-    [[gl.Encoded(b"nothing")], [gl.Encoded(picture(0))], [(gl.Encoded(picture(n)), n) for n in range(40)]],
-    ids=["all damaged", "one image", "forty classes"],
+    ("samples", "max_images", "normalizes"),
+    [
+        ([gl.Encoded(b"nothing")], None, False),
+        ([gl.Encoded(picture(0))], None, True),
+        ([(gl.Encoded(picture(n)), n) for n in range(40)], None, True),
+        ([gl.Encoded(picture(0))] * 2, 0, False),
+    ],
+    ids=["all damaged", "one image", "forty classes", "no pixels"],
 )
-def test_page_of_damaged_single_or_many_class_data_is_self_contained(samples: list[Any]) -> None:
-    check_self_contained(Page(rendered(samples)))
-
-
-def test_page_without_measured_pixels_suggests_no_normalize() -> None:
-    page = Page(rendered([gl.Encoded(picture(0)), gl.Encoded(picture(0))], max_images=0))
+def test_page_suggests_normalize_if_pixels_were_measured(samples: list[Any], max_images: int, normalizes: bool) -> None:
+    page = Page(rendered(samples, max_images=max_images))
     check_self_contained(page)
-    assert "T.Normalize" not in page.text
+    assert ("T.Normalize" in page.text) == normalizes
 
 
 def test_visible_escapes_control_and_surrogate_characters() -> None:

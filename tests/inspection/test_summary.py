@@ -198,26 +198,18 @@ def test_group_equal_rows_groups_rows_with_equal_keys() -> None:
     assert [group.tolist() for group in group_equal_rows(np.zeros((3, 2), np.int64), np.arange(3))] == [[0, 1, 2]]
 
 
-def test_duplicates_across_datasets_are_listed_first_then_across_classes(tmp_path: Path) -> None:
+def test_duplicates_are_counted_and_listed_across_datasets_first_then_across_classes(tmp_path: Path) -> None:
     write_pictures(tmp_path, {
         "train/a/0.jpg": 0, "train/a/1.jpg": 0, "train/a/2.jpg": 0,
         "train/a/3.jpg": 1, "train/b/0.jpg": 1,
         "train/a/4.jpg": 2, "val/a/0.jpg": 2,
         "train/b/1.jpg": 3, "val/b/0.jpg": 4,
     })  # fmt: skip
-    listed = make_summary(*(gl.ImageFolder(tmp_path / data) for data in ("train", "val")))["duplicates"]["files"][
-        "listed"
-    ]
-    assert [(group["several_data"], group["several_classes"], group["count"]) for group in listed] == [
-        (True, False, 2), (False, True, 2), (False, False, 3),
-    ]  # fmt: skip
-
-
-def test_duplicates_across_classes_are_counted(tmp_path: Path) -> None:
-    write_pictures(tmp_path, dict.fromkeys(("a/1.jpg", "b/1.jpg", "b/2.jpg"), 0))
-    duplicates = make_summary(gl.ImageFolder(tmp_path))["duplicates"]["files"]
-    assert (duplicates["groups"], duplicates["surplus"], duplicates["several_classes"]) == (1, 2, 1)
-    assert [image["class"] for image in duplicates["listed"][0]["images"]] == ["a", "b", "b"]
+    duplicates = make_summary(*(gl.ImageFolder(tmp_path / data) for data in ("train", "val")))["duplicates"]["files"]
+    assert (duplicates["groups"], duplicates["surplus"], duplicates["several_classes"]) == (3, 4, 1)
+    groups = [(group["several_data"], group["several_classes"], group["count"]) for group in duplicates["listed"]]
+    assert groups == [(True, False, 2), (False, True, 2), (False, False, 3)]
+    assert [image["class"] for image in duplicates["listed"][1]["images"]] == ["a", "b"]
 
 
 def test_count_ignored_files_counts_by_extension(tmp_path: Path) -> None:

@@ -81,13 +81,9 @@ def test_batches_of_every_kind_equal_those_of_the_cpu_under_every_policy(kind):
         assert run.unexpected_waits == []
 
 
-def test_host_never_waits_for_a_consumer_that_keeps_up():
-    assert on_device(options(), "eager").waits == []
-
-
-def test_host_waits_for_a_slow_consumer_in_hold_back_only():
-    waits = on_device(options(), "side first").waits
-    assert {wait.function for wait in waits} == {"hold_back"}
+@pytest.mark.parametrize(("policy", "functions"), [("eager", set()), ("side first", {"hold_back"})])
+def test_host_waits_for_a_slow_consumer_in_hold_back_only(policy, functions):
+    assert {wait.function for wait in on_device(options(), policy).waits} == functions
 
 
 def test_host_sleeps_while_it_waits_for_the_consumer_and_for_slots():
@@ -208,20 +204,12 @@ def test_loader_works_on_a_device_that_is_not_the_current_one(policy, device):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", DIRECTED)
-def test_workers_give_the_batches_of_the_cpu(policy):
-    loader_options = options(num_workers=2, chunk_size=2)
-    run = on_device(loader_options, policy)
-    assert_equal(run.values, on_cpu(options()))
-    assert run.unexpected_waits == []
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("policy", DIRECTED)
-def test_loader_gives_the_same_batches_after_a_worker_dies(policy, tmp_path):
+def test_workers_give_the_batches_of_the_cpu_also_after_one_dies(policy, tmp_path):
     loader_options = options(dataset=KillsWorker(tmp_path / "died"), num_workers=2, chunk_size=2)
     run = on_device(loader_options, policy)
     assert (tmp_path / "died").exists()
     assert_equal(run.values, on_cpu(options()))
+    assert run.unexpected_waits == []
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------

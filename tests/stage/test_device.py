@@ -67,10 +67,8 @@ def test_keep_records_all_memory_of_a_tensor_of_any_layout(recorded_parts, make,
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
 def test_keep_records_all_memory_of_a_jagged_tensor(recorded_parts):
     tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert {part.data_ptr() for part in recorded_parts(tensor)} >= {
-        tensor.values().data_ptr(),
-        tensor.offsets().data_ptr(),
-    }
+    recorded = {part.data_ptr() for part in recorded_parts(tensor)}
+    assert recorded >= {tensor.values().data_ptr(), tensor.offsets().data_ptr()}
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
@@ -125,19 +123,15 @@ def test_devices_without_an_accelerator_are_the_cpu():
         pass
 
 
-@pytest.mark.parametrize("device_type", ["mps", "mtia"])
-def test_supported_type_of_an_unsupported_accelerator_is_none(monkeypatch, device_type):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(device_type))
-    assert devices.supported_type() is None
-    assert devices.default_device_type() == "cpu"
-
-
-def test_default_device_type_with_an_xpu_is_xpu(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+@pytest.mark.parametrize(
+    ("accelerator", "supported", "default"), [("mps", None, "cpu"), ("mtia", None, "cpu"), ("xpu", "xpu", "xpu")]
+)
+def test_default_device_type_is_a_supported_accelerator_or_the_cpu(monkeypatch, accelerator, supported, default):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(accelerator))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
-    assert devices.default_device_type() == "xpu"
-    assert devices.current_device() == torch.device("xpu", 2)
+    assert (devices.supported_type(), devices.default_device_type()) == (supported, default)
+    assert supported is None or devices.current_device() == torch.device("xpu", 2)
 
 
 def time_batch(times: DeviceTimes, *, loads: bool = True) -> None:
@@ -242,16 +236,11 @@ def test_profiler_shows_the_ranges_of_each_batch():
     assert all(any(is_within(event, stage) for event in operations) for stage in events["gpuload::stage"])
 
 
-def test_profiler_range_without_a_profiler_records_nothing(monkeypatch: pytest.MonkeyPatch):
-    def record(name: str) -> Any:
-        raise AssertionError(f"{name} is recorded without a profiler")
-
-    monkeypatch.setattr(profiler, "record_function", record)
-    assert run_epoch() == 3
+def test_profiler_range_records_with_a_profiler_or_if_torch_does_not_say(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(profiler, "record_function", lambda name: pytest.fail(f"{name} is recorded without a profiler"))
+        assert run_epoch() == 3
     assert devices.profiler_range("gpuload::wait") is devices.profiler_range("gpuload::stage")
-
-
-def test_profiler_range_records_if_torch_does_not_say_whether_a_profiler_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(profiler, "_is_profiler_enabled")
     assert isinstance(devices.profiler_range("gpuload::wait"), torch.profiler.record_function)
 

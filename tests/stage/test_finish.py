@@ -7,11 +7,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.peers import torchvision
 from scipy import stats
 
 from gpuload import transforms as T
-from gpuload.batches.mixing import Pairing, mix_labels, partners_of
+from gpuload.batches.mixing import partners_of
 from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.finish import _mix, _mix_batched, random_numbers
@@ -207,25 +206,6 @@ def test_mix_batched_gives_the_bits_of_mix(dtype, layout):
     assert not torch.equal(mixed, batch)
 
 
-@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
-def test_mixing_equals_torchvisions_with_the_same_draws(name, make_images):
-    torchvision()
-    from torchvision.transforms import v2
-
-    images, transforms = make_images(3, 2), [T.Resize((24, 32)), NORMALIZE, getattr(T, name)()]
-    before, draws = result_before_mixing(transforms, images)
-    result = compile_stage(T.Chain(transforms), device="cpu")(RaggedImages.from_arrays(images), draws)
-    mix, labels = draws.mix, torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    for row, share in enumerate(mix.share):
-        top, left, height, width = mix.box_tlhw[row].tolist()
-        params = {"lam": share, "lam_adjusted": share, "batch_size": 2, "labels": labels}
-        params["box"] = (left, top, left + width, top + height)
-        theirs = getattr(v2, name)(num_classes=2)
-        torch.testing.assert_close(theirs.transform(before.clone(), params)[row], result[row], rtol=1e-6, atol=1e-6)
-        soft = mix_labels(labels, Pairing(T.MixUp(), np.array([1, 0]), mix.share), str)
-        torch.testing.assert_close(theirs.transform(labels, params)[row], soft[row])
-
-
 def test_transforms_after_mixing_are_applied_to_the_mixed_images(make_images):
     images = make_images(3, 4)
     mixing = [T.Resize((24, 32)), NORMALIZE, T.MixUp()]
@@ -248,13 +228,6 @@ def test_views_are_erased_with_separate_draws():
     stage = compile_stage(chain, device="cpu")
     views = [stage(ragged, chain.draw(KEY, np.arange(3), ragged.sizes_hw, view=view), view=view) for view in (0, 1)]
     assert ((views[0] == 5) != (views[1] == 5)).any(dim=3).any(dim=2).all()
-
-
-@pytest.mark.parametrize("ragged", ["list", "pad"])
-def test_mixing_with_ragged_raises(ragged):
-    text = f"ragged={ragged!r} cannot be combined with MixUp, which mixes images of "
-    with pytest.raises(ValueError, match=re.escape(text)):
-        compile_stage(T.Chain([NORMALIZE, T.RandomApply([T.MixUp()])]), device="cpu", ragged=ragged)
 
 
 @pytest.mark.cuda

@@ -128,7 +128,7 @@ def test_ragged_list_and_pad_hold_the_same_images(make_images, run_stage):
 
 
 @matrix(
-    pad_to=[1, 7, 32],
+    pad_to=[1, 7, np.int32(32)],
     end=[[], [NORMALIZE, T.RandomErasing(1.0)]],
     memory_format=["contiguous_format", "channels_last"],
     backend=["torch", "batched", "kornia", "fused"],
@@ -147,13 +147,6 @@ def test_pad_to_rounds_the_padded_size_up_to_a_multiple(make_images, run_stage, 
     assert torch.equal(padded[:, :, :height, :width], expected)
     assert not padded[:, :, height:].any()
     assert not padded[:, :, :, width:].any()
-
-
-def test_pad_to_keeps_sizes_that_are_multiples(make_images, run_stage):
-    transforms, images = [T.Resize((32, 64))], make_images(4, 3)
-    padded, sizes = run_stage(transforms, images, ragged="pad", pad_to=np.uint8(32))
-    assert sizes.tolist() == [[32, 64]] * 3
-    assert torch.equal(padded, run_stage(transforms, images))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -205,17 +198,6 @@ def test_stage_resizes_images_of_one_pixel(run_stage):
     jitter = T.ColorJitter(0.4, 0.4, 0.4, 0.1)
     assert torch.isfinite(run_stage([T.RandomResizedCrop(8), jitter, NORMALIZE], images)).all()
     assert set(run_stage([T.Resize(6), T.CenterCrop(8)], images).unique().tolist()) == {0, 77}
-
-
-def test_call_modules_applies_the_module_to_the_batch(make_images, make_batch):
-    class Double(torch.nn.Module):
-        def forward(self, batch):
-            assert batch.shape == (2, 3, 8, 8)
-            return batch * 2
-
-    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE, Double()])
-    plain = stage(*make_batch(chain, make_images(8, 2)))
-    assert torch.equal(stage.call_modules(plain.clone(), [0]), plain * 2)
 
 
 def test_stage_restores_the_thread_count_after_a_batch_and_after_an_error(make_images, make_batch):

@@ -149,18 +149,13 @@ def apply_ops(batch: Any, record: Ops, index: int) -> Any:
     for column, number in enumerate(record.codes[index].tolist()):
         name = OPS[number] if number != NOTHING else "identity"
         values = record.values[index, column].tolist()
-        if name in ("brightness", "contrast", "saturation", "hue") and name not in arguments:
-            arguments[name] = values[0] * 360 if name == "hue" else values[0]
-            continue
-        if name == "grayscale":
-            arguments["saturation"] = 0.0
-            continue
-        if name == "identity":
-            continue
-        if arguments:
+        is_color = name in ("brightness", "contrast", "saturation", "hue")
+        if arguments and name not in ("grayscale", "identity") and (not is_color or name in arguments):
             batch, arguments = apply_colors(batch, arguments), {}
-        if name in ("brightness", "contrast", "saturation", "hue"):
+        if is_color:
             arguments[name] = values[0] * 360 if name == "hue" else values[0]
+        elif name == "grayscale":
+            arguments["saturation"] = 0.0
         elif name == "warp":
             filters = record.filters if isinstance(record.filters, str) else record.filters[:, column]
             size_hw = record.sizes_hw
@@ -225,12 +220,16 @@ def pictures(make_images) -> list[np.ndarray]:
     return [*make_images(3, 8), *(rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes), flat, half_flat]
 
 
+def dali_stage(chain: T.Chain) -> Any:
+    return compile_stage(chain, device="cpu", backend="dali", ragged="list")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHAINS)
 def test_results_are_bit_equal_to_dalis_functions(name, pictures, make_batch):
     chain = T.Chain(CHAINS[name])
     images, program = make_batch(chain, pictures, uncut=True)
-    results = compile_stage(chain, device="cpu", backend="dali", ragged="list")(images, program)
+    results = dali_stage(chain)(images, program)
     engine, is_changed = DaliEngine(CPU), False
     for row, (picture, result) in enumerate(zip(pictures, results, strict=True)):
         with engine.activate():
@@ -254,7 +253,7 @@ def test_image_has_the_same_bits_alone_and_in_any_batch(name, pictures, make_bat
     erasing = T.RandomErasing(0.5, value=0.5)
     chain = T.Chain([*CHAINS[name], T.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), erasing])
     repeated_pictures = pictures * 6  # more than a piece
-    stage = compile_stage(chain, device="cpu", backend="dali", ragged="list")
+    stage = dali_stage(chain)
     expected = stage(*make_batch(chain, repeated_pictures))
     for position in [*range(len(pictures)), len(repeated_pictures) - 1]:
         alone = stage(*make_batch(chain, repeated_pictures[position : position + 1], first=position))
@@ -268,7 +267,7 @@ def test_images_without_an_operation_keep_their_bits(p, pictures, make_batch):
     colors, smooth = T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5)
     chain = T.Chain([T.RandomChoice([colors, smooth, T.RandomRotation(30, "bilinear"), T.Identity()], p=[p, p, p, 1])])
     images, program = make_batch(chain, pictures * 2)
-    results = compile_stage(chain, device="cpu", backend="dali", ragged="list")(images, program)
+    results = dali_stage(chain)(images, program)
     applied = [set(range(len(pictures) * 2) if r.rows is None else r.rows.tolist()) for r in program.records]
     unchanged = set(range(len(pictures) * 2)) - set().union(*applied)
     assert len(unchanged) > 3
@@ -290,7 +289,7 @@ def test_images_without_an_operation_keep_their_bits(p, pictures, make_batch):
 )
 def test_decoded_window_gives_the_bits_of_the_entire_image(transforms, make_images, make_batch):
     chain = T.Chain([*transforms, T.Normalize((0.5,), (0.5,))])
-    stage = compile_stage(chain, device="cpu", backend="dali", ragged="list")
+    stage = dali_stage(chain)
     window, entire = (stage(*make_batch(chain, make_images(4, 9), uncut=uncut)) for uncut in (False, True))
     assert all(map(torch.equal, window, entire))
 
@@ -314,19 +313,17 @@ def test_warp_is_within_a_level_of_the_reference_in_the_mean(compare, make_image
 @pytest.mark.parametrize("factor", [0.5, 1.3])
 def test_gray_images_get_the_brightness_and_contrast_of_color_images(factor, make_images, make_batch):
     gray = make_images(5, 6, channels=1)
-    results = []
-    for arrays in (gray, [array.repeat(3, axis=2) for array in gray]):
-        chain = T.Chain([T.ColorJitter((factor, factor), (0.7, 0.7)), T.RandomPosterize(5), T.JPEG(60)])
-        stage = compile_stage(chain, device="cpu", backend="dali", ragged="list")
-        results.append(stage(*make_batch(chain, arrays)))
-    for image, color_image in zip(*results, strict=True):
+    colored = [array.repeat(3, axis=2) for array in gray]
+    chain = T.Chain([T.ColorJitter((factor, factor), (0.7, 0.7)), T.RandomPosterize(5), T.JPEG(60)])
+    results, color_results = (dali_stage(chain)(*make_batch(chain, arrays)) for arrays in (gray, colored))
+    for image, color_image in zip(results, color_results, strict=True):
         assert torch.equal(image[0], color_image[0])
 
 
 def test_hue_saturation_and_grayscale_leave_gray_images_unchanged(make_images, make_batch):
     gray = make_images(5, 6, channels=1)
     chain = T.Chain([T.ColorJitter(saturation=0.9, hue=0.5), T.RandomGrayscale(1.0)])
-    results = compile_stage(chain, device="cpu", backend="dali", ragged="list")(*make_batch(chain, gray))
+    results = dali_stage(chain)(*make_batch(chain, gray))
     assert all(np.array_equal(result[0], image[..., 0]) for result, image in zip(results, gray, strict=True))
 
 

@@ -224,24 +224,6 @@ def test_flip_of_images_of_several_sizes_keeps_their_values(dtype, ragged, run_s
             assert not result[:, height:].float().any()
 
 
-@pytest.mark.parametrize("mixing", [T.MixUp(labels_getter=None), T.CutMix(labels_getter=None)])
-@pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_mixing_and_erasing_of_finished_images_equal_their_formula(mixing, dtype, make_batch, run_both):
-    images = deep_images(dtype, 6)
-    erasing = [T.CenterCrop(40), T.ToDtype("float32", scale=True), T.RandomErasing(1, value=(0.5,) * 6)]
-    erased, result = run_both(erasing, images), run_both([*erasing, mixing], images)
-    mix = make_batch(T.Chain([*erasing, mixing]), images)[1].mix
-    for row in range(len(images)):
-        partner, expected = erased[row ^ 1], erased[row].clone()
-        top, left, height, width = mix.box_tlhw[row].tolist()
-        if isinstance(mixing, T.CutMix):
-            expected[:, top : top + height, left : left + width] = partner[:, top : top + height, left : left + width]
-        else:
-            expected = erased[row] * mix.share[row] + partner * (1 - mix.share[row])
-        torch.testing.assert_close(result[row], expected.float(), rtol=0, atol=1e-6)
-    assert (erased == 0.5).all(1).flatten(1).any(1).all()
-
-
 @pytest.mark.parametrize(("dtype", "expected"), [("uint16", 32768 / 65535), ("float32", 0.5)])
 def test_erasing_value_after_to_dtype_is_in_the_values_of_to_dtype(dtype, expected, run_both):
     """The value 0.5 before a transform of levels means the middle of 0 … 1 for uint16, and 0.5 itself for floats."""
@@ -316,9 +298,3 @@ def test_fill_is_in_the_values_of_the_images(fill, dtype, run_both):
 def test_transform_that_does_not_accept_the_dtype_raises_with_its_name(transform, dtype, text, run_stage):
     with pytest.raises(ValueError, match=re.escape(text)):
         run_stage([T.CenterCrop(30), transform], deep_images(dtype, 3))
-
-
-def test_color_transform_of_many_channels_raises_with_its_name(run_stage):
-    text = "ColorJitter takes images with 1 or 3 channels, but image 0 has 13"
-    with pytest.raises(ValueError, match=re.escape(text)):
-        run_stage([T.CenterCrop(30), T.ColorJitter(0.4)], deep_images("uint8", 13))
