@@ -49,6 +49,11 @@ def labels_of(batches) -> list[int]:
     return [label for batch in batches for label in batch[1].tolist()]
 
 
+def by_dataset(labels: list[int]) -> tuple[list[int], list[int]]:
+    """Return the indices of the samples of each dataset of `make_mix`."""
+    return [label for label in labels if label < 1000], [label - 1000 for label in labels if label >= 1000]
+
+
 def test_mix_has_the_samples_of_its_datasets_in_order():
     mix = make_mix(length=500)
     assert (len(mix), mix.length, mix.sizes, mix.parts) == (350, 500, (300, 50), (7, 3))
@@ -209,20 +214,18 @@ def test_mix_epoch_has_its_length_and_the_shares_in_each_block():
 
 def test_mix_datasets_continue_in_the_next_epoch():
     loader = make_loader(make_mix(length=256))
-    seen = np.array([label for _ in range(6) for label in labels_of(loader)])
-    for first, size in ((0, 300), (1000, 50)):
-        labels = seen[(seen >= first) & (seen < first + 1000)]
+    seen = [label for _ in range(6) for label in labels_of(loader)]
+    for labels, size in zip(by_dataset(seen), (300, 50), strict=True):
         assert len(labels) > size
         for begin in range(0, len(labels), size):
             pass_labels = labels[begin : begin + size]
-            assert len(set(pass_labels.tolist())) == len(pass_labels)
+            assert len(set(pass_labels)) == len(pass_labels)
 
 
 def test_mix_without_shuffle_reads_each_dataset_in_order():
     seen = labels_of(make_loader(make_mix(length=BLOCK), shuffle=False))
-    for first, size in ((0, 300), (1000, 50)):
-        positions = [label - first for label in seen if first <= label < first + 1000]
-        assert positions == [number % size for number in range(len(positions))]
+    for labels, size in zip(by_dataset(seen), (300, 50), strict=True):
+        assert labels == [number % size for number in range(len(labels))]
 
 
 @matrix(num_workers=[0, 2], stop=[0, 3, 11, 14], shuffle=[True, False, gl.BlockShuffle(block=8, window=4)])
@@ -279,11 +282,10 @@ def test_mix_replay_returns_the_sample_at_a_position():
 
 def test_mix_with_block_shuffle_reads_two_blocks_of_a_dataset_at_a_time():
     shuffle = gl.BlockShuffle(block=10, window=2)
-    seen = labels_of(make_loader(make_mix(length=BLOCK), shuffle=shuffle))
-    labels = np.array([label for label in seen if label < 300])
-    assert sorted(labels[:300].tolist()) == list(range(300))
+    labels, _ = by_dataset(labels_of(make_loader(make_mix(length=BLOCK), shuffle=shuffle)))
+    assert sorted(labels[:300]) == list(range(300))
     for begin in range(0, 300, 20):
-        assert len({label // 10 for label in labels[begin : begin + 20].tolist()}) == 2
+        assert len({label // 10 for label in labels[begin : begin + 20]}) == 2
     state = make_loader(make_mix(), shuffle=shuffle).state_dict()
     with pytest.raises(ValueError, match="order was 'mixed-"):
         make_loader(make_mix()).load_state_dict(state)
@@ -317,9 +319,8 @@ def test_mix_loaders_sampler_has_the_indices_of_the_epoch():
     assert indices == [index for _, info in loader for index in info.indices.tolist()]
 
 
-@pytest.mark.parametrize("uneven", ["pad", "drop"])
-def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven):
-    parts = [
-        labels_of(make_loader(make_mix(length=331), 16, rank=rank, world_size=2, uneven=uneven)) for rank in range(2)
-    ]
-    assert [len(part) for part in parts] == [166 if uneven == "pad" else 165] * 2
+@pytest.mark.parametrize(("uneven", "length"), [("pad", 166), ("drop", 165)])
+def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven, length):
+    for rank in range(2):
+        loader = make_loader(make_mix(length=331), 16, rank=rank, world_size=2, uneven=uneven)
+        assert len(labels_of(loader)) == length
