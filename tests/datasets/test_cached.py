@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-from helpers.both_loaders import alike
+from helpers.both_loaders import alike, gpuload_batches
 from helpers.file_descriptors import open_of
 from helpers.jpeg_dataset import COUNT, LABELS, Held, equal, jpegs
 from helpers.matrix import matrix
@@ -78,8 +78,7 @@ def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
 
 def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
     steps = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-    with gl.Loader(dataset, 5, shuffle=True, transforms=steps, num_workers=workers, device="cpu") as loader:
-        return [batch for _ in range(count) for batch in loader]
+    return gpuload_batches(dataset, 5, shuffle=True, transforms=steps, num_workers=workers, epochs=count)
 
 
 @pytest.mark.processes
@@ -327,11 +326,9 @@ def test_cached_refuses_wrong_arguments(dataset: Any, options: dict[str, Any], e
 @pytest.mark.parametrize("workers", [0, 1])
 def test_cached_tensors_are_tensors_in_the_next_epoch(workers: int) -> None:
     dataset = Cached([(torch.full((3, 2, 2), i / 4), torch.tensor(i)) for i in range(4)], LIMIT)
-    with gl.Loader(dataset, 4, num_workers=workers, device="cpu") as loader:
-        for _ in range(2):
-            [(images, numbers)] = loader
-            assert torch.equal(images, torch.arange(4)[:, None, None, None] / 4 * torch.ones(4, 3, 2, 2))
-            assert numbers.tolist() == [0, 1, 2, 3]
+    for images, numbers in gpuload_batches(dataset, 4, num_workers=workers, epochs=2):
+        assert torch.equal(images, torch.arange(4)[:, None, None, None] / 4 * torch.ones(4, 3, 2, 2))
+        assert numbers.tolist() == [0, 1, 2, 3]
     assert (dataset.statistics().hits, dataset.statistics().misses) == (4, 4)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import lacking
-from helpers.both_loaders import alike
+from helpers.both_loaders import alike, gpuload_batches
 from helpers.generated_images import smooth_image
 from helpers.jpeg_dataset import check_loader, jpegs
 from helpers.map_datasets import MapDataset
@@ -139,16 +139,14 @@ def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detection: Make, workers: int) -> None:
     transforms = [T.Resize((40, 60)), T.RandomHorizontalFlip(1)]
-    with gl.Loader(gl.wrap(make_detection()), 4, num_workers=workers, device="cpu", transforms=transforms) as loader:
-        ((images, targets),) = loader
+    [(images, targets)] = gpuload_batches(gl.wrap(make_detection()), 4, num_workers=workers, transforms=transforms)
     assert images.shape == (4, 3, 40, 60)
     assert [target["image_id"] for target in targets] == IDS
     assert [len(target["boxes"]) for target in targets] == [2, 0, 3, 1]
     assert [tuple(target["masks"].shape) for target in targets] == [(n, 40, 60) for n in (2, 0, 3, 1)]
     assert [tuple(target["keypoints"].shape) for target in targets] == [(n, 3, 2) for n in (2, 0, 3, 1)]
-    assert all(
-        isinstance(value, torch.Tensor) for target in targets for key, value in target.items() if key != "image_id"
-    )
+    values = [value for target in targets for key, value in target.items() if key != "image_id"]
+    assert all(isinstance(value, torch.Tensor) for value in values)
     # The square of the last image, 12 of 30 pixels wide, from the left border to the right one.
     assert targets[3]["masks"][0].any(dim=0).tolist() == [False] * 36 + [True] * 24
 
@@ -161,9 +159,8 @@ def test_wrap_coco_workers_import_no_torch_for_targets(make_detection: Make) -> 
         image, target = wrapped[index]
         return image, {**target, "loaded": [name in sys.modules for name in ("torch", "torchvision", "pycocotools")]}
 
-    dataset = MapDataset(with_imports, 4)
-    with gl.Loader(dataset, 4, num_workers=1, device="cpu", transforms=[T.Resize((8, 8))]) as loader:
-        ((_, targets),) = loader
+    transforms = [T.Resize((8, 8))]
+    [(_, targets)] = gpuload_batches(MapDataset(with_imports, 4), 4, num_workers=1, transforms=transforms)
     assert [target["loaded"] for target in targets] == [[False, False, True]] * 4
 
 
@@ -184,9 +181,7 @@ def test_wrap_coco_annotations_select_the_targets(make_detection: Make) -> None:
 
 def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(make_detection: Make) -> None:
     theirs = make_detection()
-    wrapped = gl.wrap(theirs, annotations="raw")
-    with gl.Loader(wrapped, 4, num_workers=0, device="cpu", transforms=[T.Resize((8, 8))]) as loader:
-        ((_, annotations),) = loader
+    [(_, annotations)] = gpuload_batches(gl.wrap(theirs, annotations="raw"), 4, transforms=[T.Resize((8, 8))])
     assert (annotations, type(annotations[0])) == ([theirs._load_target(key) for key in IDS], list)
     message = (
         "annotations=('masks',) converts the annotations to targets, but the dataset's target_transform expects "
@@ -311,8 +306,7 @@ def test_wrap_coco_with_target_transform_needs_no_torch(make_detection: Make) ->
         return len(target), bool({"torch", "torchvision", "pycocotools"} & set(sys.modules))
 
     wrapped = gl.wrap(make_detection(target_transform=count))
-    with gl.Loader(wrapped, 4, num_workers=1, device="cpu", transforms=[T.Resize((16, 16))]) as loader:
-        ((_, (counts, is_imported)),) = loader
+    [(_, (counts, is_imported))] = gpuload_batches(wrapped, 4, num_workers=1, transforms=[T.Resize((16, 16))])
     assert counts.tolist() == [2, 0, 3, 1]
     assert not is_imported.any()
 
@@ -469,7 +463,7 @@ def test_coco_batches_equal_those_of_the_images(make_coco: MakeCoco) -> None:
 
     images = [jpegs()[FILE_IDS.index(key)] for key in sorted(FILE_IDS)]
     check_loader(MapDataset(with_number, 12), images, [target["boxes"].array.sum() for _, target in dataset])
-    batches = gl.Loader(dataset, 5, num_workers=0, device="cpu", ragged="list")
+    batches = gpuload_batches(dataset, 5, ragged="list")
     assert [target["image_id"] for _, targets in batches for target in targets] == sorted(FILE_IDS)
 
 
@@ -576,10 +570,9 @@ def test_coco_refuses_huge_masks_before_allocating_them(
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_coco_masks_obey_max_pixels_of_the_loader(make_coco: MakeCoco, workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "decode": gl.Decode(max_pixels=100)}
     message = r"by the size in its annotation file, has 32×(24 = 768|32 = 1,024) pixels, more than max_pixels=100"
-    with gl.Loader(make_coco(), 4, **options) as loader, pytest.raises(gl.SampleError, match=message):
-        next(iter(loader))
+    with pytest.raises(gl.SampleError, match=message):
+        gpuload_batches(make_coco(), 4, num_workers=workers, decode=gl.Decode(max_pixels=100))
 
 
 @pytest.mark.parametrize(

@@ -57,15 +57,12 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_tar_stream_yields_the_samples_of_tar_shards_compressed_or_not(tmp_path: Path) -> None:
-    by_number = gl.TarShards(shards_of_pictures(tmp_path, 2, 3), fields=FIELDS)
-    stream = gl.TarShards(tmp_path / "*.tar", fields=FIELDS, stream=True)
-    assert is_iterable(stream)
-    assert list(stream) == list(by_number)
-    assert list(gl.TarShards(tmp_path / "*.tar", stream=True)) == list(gl.TarShards(tmp_path / "*.tar"))
-    compressed = tmp_path / "x.tar.gz"
-    compressed.write_bytes(gzip.compress((tmp_path / "train-000.tar").read_bytes()))
-    assert [label for _, label in gl.TarShards(compressed, fields=FIELDS, stream=True)] == [0, 1, 2]
+def test_tar_stream_yields_the_samples_of_tar_shards(tmp_path: Path) -> None:
+    shards = shards_of_pictures(tmp_path, 2, 3)
+    for fields in (FIELDS, None):
+        stream = gl.TarShards(shards, fields=fields, stream=True)
+        assert is_iterable(stream)
+        assert list(stream) == list(gl.TarShards(shards, fields=fields))
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
