@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -360,8 +359,3 @@ def test_probabilities_outside_0_to_1_raise_value_error(files, owner):
 def test_arguments_refuse_infinite_numbers_and_wrong_lengths(make, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         make()
-
-
-def test_faults_stores_scalars_as_plain_numbers():
-    options = gl.Faults(max_restarts=np.int64(3), max_error_rate=torch.tensor(0.5))
-    assert pickle.dumps(options) == pickle.dumps(gl.Faults(max_restarts=3, max_error_rate=0.5))

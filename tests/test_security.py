@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 import json
 import struct
-import subprocess
-import sys
 import textwrap
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.programs import run_python
 from PIL import Image
 
 import gpuload
@@ -61,11 +60,7 @@ ALLOWED = {
     ("workers/protocol.py", "receive_request", "marshal.loads"): "requests of the parent to the process that forks",
     ("workers/planned.py", "make_plan", "pickle.loads"): "the main process's description of a batch, in the ring",
     ("loader/state.py", "_states_to_json", "pickle.loads"): "states of the user's dataset, from workers",
-    (
-        "workers/source.py",
-        "__init__",
-        "pickle.loads",
-    ): "these states, and those of load_state_dict, packed by the parent",
+    ("workers/source.py", "__init__", "pickle.loads"): "these states, and those of load_state_dict, from the parent",
     ("workers/protocol.py", "unpack", "pickle.loads"): "keys of the user's sampler, sent by the parent",
     ("workers/pool.py", "_greet", "marshal.loads"): "the greeting of gpuload's worker",
     ("workers/start.py", "unpack", "marshal.loads"): "the start times that gpuload's interpreter measured",
@@ -315,10 +310,7 @@ def refusals(tmp_path_factory):
                 messages[path.name] = str(error)
         print(json.dumps([messages, peak_bytes() - before]))
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+    return json.loads(run_python(textwrap.dedent(program), folder)[0])
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -368,7 +360,5 @@ def test_decoder_bytes_is_at_least_the_memory_that_decoding_takes(tmp_path):
     for name, options in formats.items():
         path = tmp_path / name
         (image.convert("RGB") if name == "JPEG" else image).save(path, name, **options)
-        command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        used_bytes, counted_bytes = json.loads(process.stdout)
+        used_bytes, counted_bytes = json.loads(run_python(textwrap.dedent(program), path)[0])
         assert used_bytes < counted_bytes + (24 << 20), name  # 24 MB for the decoder's library

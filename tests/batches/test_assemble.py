@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import cpu_loader
 from helpers.map_datasets import MapDataset
 
 import gpuload as gl
@@ -76,17 +77,6 @@ def test_batches_beyond_the_lent_share_are_copied_and_can_all_be_kept():
 
 
 @pytest.mark.slow
-def test_batch_outlives_its_loader():
-    with make_loader() as loader:
-        batches_kept = list(loader)
-    del loader
-    gc.collect()
-    for rows, indices in batches_kept:
-        assert (rows == indices[:, None] % 251).all()
-        rows.zero_()
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_batch_in_a_forked_child_keeps_its_values():
     with make_loader(40 * 8) as loader:
@@ -99,9 +89,8 @@ def test_batch_in_a_forked_child_keeps_its_values():
         if child == 0:
             os.close(release_writer)
             os.read(release_reader, 1)  # until the parent has dropped the batch and loaded more
-            is_intact = (
-                rows.numpy() == indices.numpy()[:, None] % 251
-            ).all()  # numpy, since torch's threads do not survive a fork
+            # numpy, since torch's threads do not survive a fork
+            is_intact = (rows.numpy() == indices.numpy()[:, None] % 251).all()
             os.write(answer_writer, b"1" if is_intact else b"0")
             os._exit(0)
         del rows, indices
@@ -132,12 +121,8 @@ def test_arrays_stay_in_order_after_faults(on_error, dtype):
         return torch.full((3000,), index, dtype=dtype)
 
     options = {"faults": gl.Faults(on_error=on_error, max_error_rate=1), "chunk_size": 2}
-    with (
-        gl.Loader(
-            MapDataset(lambda index: (row(index), index), 100), 8, num_workers=0, device="cpu", **options
-        ) as loader,
-        pytest.warns(RuntimeWarning, match="bad"),
-    ):
+    dataset = MapDataset(lambda index: (row(index), index), 100)
+    with cpu_loader(dataset, 8, **options) as loader, pytest.warns(RuntimeWarning, match="bad"):
         rows, indices = next(iter(loader))
     assert rows.dtype == dtype
     assert rows.shape == (8 if on_error == "replace" else 5, 3000)
@@ -255,7 +240,7 @@ def test_images_stay_in_order_after_faults(on_error):
 def test_images_with_different_numbers_of_channels_raise():
     mixed = MapDataset(lambda index: gl.Image(make_pixels(index)[:, :, : 1 if index == 3 else 3]), 8)
     with (
-        gl.Loader(mixed, 8, num_workers=0, device="cpu", ragged="list") as loader,
+        cpu_loader(mixed, 8, ragged="list") as loader,
         pytest.raises(ValueError, match="same number of channels"),
     ):
         next(iter(loader))

@@ -135,15 +135,8 @@ def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int])
         visible = [n for n, box in enumerate(boxes.tolist()) if box[2] > box[0] and box[3] > box[1]]
         masks = np.zeros((len(visible), *canvas.shape[:2]), bool)
         masks[:, top : top + h, left : left + w] = scene.masks[visible]
-        parts.append(
-            (
-                boxes[visible],
-                masks[:, *inside],
-                scene.labels[visible],
-                scene.area[visible],
-                scene.dots[visible] + [x, y],
-            )
-        )
+        labels, area, dots = (values[visible] for values in (scene.labels, scene.area, scene.dots))
+        parts.append((boxes[visible], masks[:, *inside], labels, area, dots + np.array([x, y])))
     joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     return Scene(canvas[inside], *joined, semantic[inside])
 
@@ -388,9 +381,7 @@ def test_replay_returns_a_combined_sample():
     with make_loader(CHAIN, scenes_dataset(14), shuffle=True, ragged="error") as loader:
         for position in (2, 13):
             replayed = loader.replay(0, position)
-            image, target, _ = replayed.sample
-            assert torch.equal(image, rows[position][0])
-            assert torch.equal(target["boxes"], rows[position][1]["boxes"])
+            assert_rows_equal([replayed.sample], [rows[position]])
             assert {"Mosaic", "CopyPaste"} <= {name for name, _ in replayed.draws}
 
 
@@ -463,39 +454,32 @@ def test_labels_getter_of_mosaic_names_the_fields_that_move_with_boxes():
         assert target["names"].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("second", "text"), [
-    ((IMAGE, {**make_target(), "more": 1}), r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have"),
-    ((IMAGE, {"boxes": gl.Boxes(make_scene(2).boxes), "labels": make_scene(2).labels, "area": 1.0}),
+@pytest.mark.parametrize(("first", "second", "text"), [
+    (make_target(), make_target(more=1), r"Mosaic combines the samples of a batch, but sample 0 and sample 1 have"),
+    (make_target(area=np.ones(3)),
+     {"boxes": gl.Boxes(make_scene(2).boxes), "labels": make_scene(2).labels, "area": 1.0},
      r'different entries that belong to their boxes: sample\[1\]\["area"\], sample\[1\]\["boxes"\], '
      r'sample\[1\]\["labels"\] in the first, sample\[1\]\["boxes"\], sample\[1\]\["labels"\] in the second; '
      r"pass Mosaic"),
+    (gl.Mask(IMAGE[..., 0]), gl.Mask(IMAGE[..., 0].astype(np.int32)),
+     "Mosaic combines masks, but sample 0 of the batch has torch.uint8"),
 ])  # fmt: skip
-def test_mosaic_of_samples_with_different_entries_raises(second, text):
-    first = (IMAGE, make_target() if "more" in second[1] else make_target(area=np.ones(3)))
-    with pytest.raises(gl.CollateError, match=text), make_loader([T.Mosaic(40)], [first, second] * 2) as loader:
+def test_mosaic_of_samples_with_different_entries_raises(first, second, text):
+    samples = [(IMAGE, first), (IMAGE, second)] * 2
+    with pytest.raises(gl.CollateError, match=text), make_loader([T.Mosaic(40)], samples) as loader:
         next(iter(loader))
 
 
-def test_mosaic_of_masks_with_different_dtypes_raises():
-    masks = [np.zeros((30, 40), np.uint8), np.zeros((30, 40), np.int32)]
-    dataset = [(np.zeros((30, 40, 3), np.uint8), gl.Mask(mask)) for mask in masks * 2]
-    text = "Mosaic combines masks, but sample 0 of the batch has torch.uint8"
-    with pytest.raises(gl.CollateError, match=text), make_loader([T.Mosaic(40)], dataset) as loader:
-        next(iter(loader))
-
-
-def test_repeats_with_mosaic_raises():
-    text = "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: with"
-    with pytest.raises(ValueError, match=text):
-        make_loader([T.Mosaic(40)], repeats=2, shuffle=True)
-
-
-@pytest.mark.parametrize(("size", "transform", "text"), [
-    (6, T.Mosaic(40), r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in "),
-    (3, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
-    (5, T.CopyPaste(), r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s"),
-    (None, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
+@pytest.mark.parametrize(("options", "transform", "text"), [
+    ({"batch_size": 6}, T.Mosaic(40),
+     r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in "),
+    ({"batch_size": 3}, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
+    ({"batch_size": 5}, T.CopyPaste(),
+     r"batch_size must be even with CopyPaste, which combines the.*in pairs, got 5; use batch_s"),
+    ({"batch_size": None}, T.Mosaic(40), r"so Mosaic has no neighbour.*pass a batch_size that is a multiple of 4"),
+    ({"repeats": 2, "shuffle": True}, T.Mosaic(40),
+     "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: with"),
 ])  # fmt: skip
-def test_batch_size_that_is_no_multiple_of_the_group_raises(size, transform, text):
+def test_options_that_separate_the_samples_of_a_group_raise(options, transform, text):
     with pytest.raises(ValueError, match=text):
-        make_loader([transform], batch_size=size, ragged="error")
+        make_loader([transform], ragged="error", **options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 # -- collected --------------------------------------------------------------------------------------------------------
 
 COLLECTED = {
+    "not started": "del loader",
+    "closed twice, not collected": "check_epoch(loader); loader.close(); loader.close()",
     "after a break": "for batch in loader: break\ndel batch, loader",
     "with an open iterator": "iterator = iter(loader); next(iterator)\ndel loader, iterator",
     "its iterator first": "iterator = iter(loader); next(iterator)\ndel iterator\ndel loader",
@@ -38,7 +40,7 @@ other.close()""",
 }
 
 
-def test_a_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(succeed):
+def test_a_closed_or_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(succeed):
     succeed(f"""
         before = held_resources()  # by one program, in which a case that leaves something behind shows in the next
         for how, code in {COLLECTED!r}.items():

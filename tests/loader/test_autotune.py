@@ -131,6 +131,9 @@ class Tuning:
     def workers(self) -> list[int]:
         return [step.after.workers for _, step in self.steps]
 
+    def workers_at(self, batch: int) -> int:
+        return [step.after.workers for number, step in self.steps if number < batch][-1]
+
 
 def tune(
     simulated: Simulation,
@@ -206,18 +209,23 @@ def test_autotune_with_cpu_bound_decoding_takes_as_many_workers_as_cpus(cpus, si
     make = lambda: Simulation(noisy(decoding(cpus), sigma), quick_step, chunks=max(4, cpus // 2))  # noqa: E731
     tuning = tune(make(), cpus=cpus, start=min(8, max(1, cpus - 1)))
     assert tuning.auto.setting.workers == cpus
-    assert tuning.auto.verdict == "the loop waits {:.0%} of the time, and workers are limited by CPUs".format(
-        float(tuning.auto.verdict.split()[3].rstrip("%")) / 100
-    )
+    expected = r"the loop waits [\d.]+% of the time, and workers are limited by CPUs"
+    assert re.fullmatch(expected, tuning.auto.verdict)
     assert tuning.rate > 0.95 * best_rate(make, 2 * cpus)
     assert len(tuning.steps) <= 1
 
 
-def test_autotune_reaches_64_workers_within_20_batches():
-    tuning = tune(Simulation(decoding(64), quick_step, chunks=64), 100, cpus=64, start=8)
-    assert tuning.workers == [32, 64]
+@pytest.mark.parametrize(("simulated", "options", "workers", "batches_per_s"), [
+    (Simulation(decoding(64), quick_step, chunks=64), {"cpus": 64, "start": 8}, [32, 64], 25),
+    (Simulation(decoding(8), lambda batch: 0.05), {}, [4], 20),  # 4 chunks of 40 ms in 50 ms
+    (Simulation(decoding(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), {}, [4], 40 / (60 + 39 * 0.05)),
+], ids=["64 CPUs", "loop that no longer waits", "loop with pauses"])  # fmt: skip
+def test_autotune_reaches_enough_workers_within_20_batches(simulated, options, workers, batches_per_s):
+    tuning = tune(simulated, 400, **options)
+    assert tuning.workers == workers
     assert tuning.steps[-1][0] <= 20
-    assert tuning.rate > 0.95 / 0.04
+    assert tuning.settled[0] <= 30
+    assert tuning.rate == pytest.approx(batches_per_s, rel=0.05)
 
 
 def test_autotune_with_a_slow_step_keeps_only_the_workers_needed():
@@ -226,13 +234,6 @@ def test_autotune_with_a_slow_step_keeps_only_the_workers_needed():
     assert tuning.rate == pytest.approx(1 / 0.3, rel=0.001)
     assert tuning.settled[0] <= 30
     assert tuning.auto.verdict == "the loop waits 0.0% of the time"
-
-
-def test_autotune_stops_once_the_loop_no_longer_waits():
-    tuning = tune(Simulation(decoding(8), lambda batch: 0.05), start=1)  # 4 chunks of 40 ms in 50 ms
-    assert tuning.workers == [4]
-    assert tuning.rate == pytest.approx(1 / 0.05, rel=0.001)
-    assert tuning.settled[0] <= 20
 
 
 @pytest.mark.parametrize("step_s", [0.005, 0.01])
@@ -276,8 +277,7 @@ def test_autotune_retries_a_step_that_did_not_help_ever_more_rarely():
 def test_autotune_retries_more_workers_once_the_data_changes():
     disk = Simulation(lambda workers, number: 0.05 * workers, lambda batch: 0.01, cpu=0.1)
     tuning = tune(disk, 300, change={"chunk_s": lambda workers, number: 0.025}, at=100)
-    before = [step for number, step in tuning.steps if number < 100]
-    assert before[-1].after.workers == 1
+    assert tuning.workers_at(100) == 1
     assert tuning.auto.setting.workers >= 10  # 4 chunks of 25 ms in 10 ms
 
 
@@ -340,17 +340,9 @@ def test_autotune_adds_no_worker_while_workers_wait_for_cpus():
 def test_autotune_follows_a_loop_that_becomes_faster():
     simulated = Simulation(decoding(16), lambda batch: 0.3)
     tuning = tune(simulated, 400, cpus=16, start=8, change={"step_s": lambda batch: 0.02}, at=200)
-    before = [step for number, step in tuning.steps if number < 200]
-    after = [(number, step) for number, step in tuning.steps if number >= 200]
-    assert before[-1].after.workers <= 2
-    assert after[-1][1].after.workers >= 8
-    assert after[-1][0] <= 260
+    assert tuning.workers_at(200) <= 2
+    assert tuning.workers_at(260) == tuning.auto.setting.workers >= 8
     assert rate(tuning.seconds[200:]) == pytest.approx(50, rel=0.02)  # the last hundred
-
-
-def test_autotune_ignores_pauses_of_the_loop():
-    tuning = tune(Simulation(decoding(8), lambda batch: 60.0 if batch % 40 == 39 else 0.05), 400, start=1)
-    assert tuning.workers == [4]
 
 
 @pytest.mark.parametrize("every", [10, 40])
@@ -401,19 +393,10 @@ def test_trial_of_a_prefetch_factor_skips_ready_batches_and_has_a_longer_window(
     assert window_lengths(auto, (0.1, 0.02))[0] == 12
 
 
-def test_autotune_with_equal_times_decides_equally_and_gives_its_reason():
-    runs = [tune(Simulation(noisy(decoding(8), 0.4), quick_step), cpus=8) for _ in range(2)]
-    assert runs[0].steps == runs[1].steps
-    assert runs[0].steps[0][1].reason == (
-        "the loop waits 99% of the time ({:.1f} of {:.1f} ms per batch), and 1.0 of 1 workers are busy".format(
-            *map(float, re.findall(r"\d+\.\d", runs[0].steps[0][1].reason)[:2])
-        )
-    )
-
-
-def test_autotune_of_neither_number_changes_nothing():
-    tuning = tune(Simulation(decoding(8), quick_step), workers=False, ahead=False)
-    assert (tuning.steps, tuning.auto.setting) == ([], Setting(1, 2))
+def test_step_gives_its_reason():
+    [(_, step), *_] = tune(Simulation(decoding(8), quick_step)).steps
+    figures = r"\(\d+\.\d of \d+\.\d ms per batch\), and 1\.0 of 1 workers are busy"
+    assert re.fullmatch(rf"the loop waits 99% of the time {figures}", step.reason)
 
 
 def test_accept_limit_ends_the_trial_at_the_workers_that_started():
@@ -497,14 +480,13 @@ def test_batches_have_equal_bits_while_the_number_of_workers_changes(four_cpus, 
 
 @pytest.mark.processes
 def test_load_state_dict_with_auto_resumes_with_the_settled_numbers(four_cpus, script_rule):
-    with make_loader(num_workers=0) as fixed:
-        expected = list(fixed)
     script_rule(Setting(2, 3))
     auto = make_loader(num_workers="auto", prefetch_factor="auto", persistent_workers=False)
     auto._autotune = Autotune(Setting(1, 2), cpus=4)
     with auto:
         batches = iter(auto)
-        batches_seen = [next(batches) for _ in range(30)]
+        for _ in range(30):
+            next(batches)
         state = auto.state_dict()
         auto.close()
         assert (auto.num_workers, auto.prefetch_factor) == (2, 3)
@@ -513,37 +495,28 @@ def test_load_state_dict_with_auto_resumes_with_the_settled_numbers(four_cpus, s
         assert auto._session is not None
         assert auto._session.engine.size == 2  # the settled numbers apply from the start
         assert auto._session.feed.workers == 2
-        batches_seen += list(batches)
-    with make_loader(num_workers=0) as fixed:
-        fixed.load_state_dict(state)
-        assert torch.equal(next(iter(fixed))[0], expected[30][0])
-    assert all(torch.equal(ours[0], theirs[0]) for ours, theirs in zip(batches_seen, expected, strict=True))
+        assert len(list(batches)) == 20
 
 
-def test_num_workers_with_auto_is_the_current_number_and_cannot_be_set(four_cpus):
+def test_num_workers_with_auto_is_the_current_number(four_cpus):
     auto = make_loader(num_workers="auto", prefetch_factor="auto")
     assert (auto.num_workers, auto.prefetch_factor) == (3, 2)
     assert "num_workers=3" in repr(auto)
-    with pytest.raises(ValueError, match="num_workers cannot be changed after the Loader"):
-        auto.num_workers = 2  # pyright: ignore
-
-
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 0, "prefetch_factor": "auto"}, {}])
-def test_loader_without_auto_or_without_workers_has_no_autotune(options):
-    assert make_loader(**options)._autotune is None
 
 
 @pytest.mark.parametrize(
     ("options", "tunes"),
     [
+        ({"num_workers": 2}, None),
+        ({"num_workers": 0, "prefetch_factor": "auto"}, None),
+        ({}, None),
         ({"num_workers": "auto"}, {"workers": True, "ahead": False}),
         ({"num_workers": 2, "prefetch_factor": "auto"}, {"workers": False, "ahead": True}),
     ],
 )
 def test_autotune_of_a_loader_changes_only_the_arguments_set_to_auto(options, tunes):
     auto = make_loader(**options)._autotune
-    assert auto is not None
-    assert auto._tunes == tunes
+    assert (auto and auto._tunes) == tunes
 
 
 # -- the tuner --------------------------------------------------------------------------------------------------------
@@ -552,19 +525,19 @@ def test_autotune_of_a_loader_changes_only_the_arguments_set_to_auto(options, tu
 class TunerRig:
     """A tuner whose pool, feed and stage do nothing, with a clock that the test moves."""
 
-    def __init__(self, monkeypatch: Any, workers: int = 2) -> None:
-        self.now, self.max_workers, self.size, self.is_steady = 100.0, 8, workers, True
+    def __init__(self, monkeypatch: Any) -> None:
+        self.now, self.max_workers, self.size, self.is_steady = 100.0, 8, 2, True
         self.busy, self.cpu, self.pids = 0.0, {1: 5.0, 2: 7.0}, [1, 2]
         self.resizes: list[int] = []
-        self.feed: Any = SimpleNamespace(chunk_size=8, batches=[None] * 2, workers=workers, ring=SimpleNamespace())
+        self.feed: Any = SimpleNamespace(chunk_size=8, batches=[None] * 2, workers=2, ring=SimpleNamespace())
         self.feed.ring.slot_bytes, self.feed.ring.ring_bytes = 30 << 20, 100 << 20
         self.stage: Any = SimpleNamespace(cpu_threads=1)
-        self.auto = Autotune(Setting(workers, 2), cpus=4)
+        self.auto = Autotune(Setting(2, 2), cpus=4)
         monkeypatch.setattr(autotune.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(autotune, "processes_left", lambda: None)
-        monkeypatch.setattr(autotune, "descriptors_left", lambda: None)
-        monkeypatch.setattr(autotune, "memory_left_bytes", lambda: None)
+        for limit in ("processes_left", "descriptors_left", "memory_left_bytes"):
+            monkeypatch.setattr(autotune, limit, lambda: None)
         self.tuner = Tuner(self.auto, make_loader(num_workers="auto")._options, self, self.feed, self.stage)  # pyright: ignore
+        self.tuner.begin()
 
     def resize(self, workers: int) -> None:
         self.resizes.append(workers)
@@ -583,8 +556,8 @@ class TunerRig:
 
 
 @pytest.fixture
-def make_rig(monkeypatch, four_cpus):
-    return lambda **options: TunerRig(monkeypatch, **options)
+def rig(monkeypatch, four_cpus):
+    return TunerRig(monkeypatch)
 
 
 @pytest.fixture
@@ -596,9 +569,7 @@ def rule_inputs(monkeypatch):
     return inputs
 
 
-def test_window_holds_its_batches_and_what_workers_did_in_its_time(make_rig, rule_inputs):
-    rig = make_rig()
-    rig.tuner.begin()
+def test_window_holds_its_batches_and_what_workers_did_in_its_time(rig, rule_inputs):
     rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # the first batch of an epoch does not count
     rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # nor does the second, with which the window begins
     rig.batch(0.5, 0.125, busy=0.75, cpu=0.25)
@@ -608,9 +579,7 @@ def test_window_holds_its_batches_and_what_workers_did_in_its_time(make_rig, rul
     assert rule_inputs == [(0.5, 0.125), (0.25, 0.0), (0.25, 0.25), Load(busy=1.5, cpus=0.25)]
 
 
-def test_window_continues_in_the_next_epoch(make_rig, rule_inputs):
-    rig = make_rig()
-    rig.tuner.begin()
+def test_window_continues_in_the_next_epoch(rig, rule_inputs):
     rig.batch(9.0)
     rig.batch(9.0)
     rig.batch(0.5, busy=1.0, cpu=0.5)
@@ -622,9 +591,7 @@ def test_window_continues_in_the_next_epoch(make_rig, rule_inputs):
     assert rule_inputs[-1] == Load(busy=1.5, cpus=0.5)
 
 
-def test_window_excludes_the_time_in_which_workers_start_or_stop(make_rig, rule_inputs):
-    rig = make_rig()
-    rig.tuner.begin()
+def test_window_excludes_the_time_in_which_workers_start_or_stop(rig, rule_inputs):
     for _ in range(3):
         rig.batch(1.0, busy=2.0, cpu=1.0)
     rig.is_steady = False
@@ -637,25 +604,20 @@ def test_window_excludes_the_time_in_which_workers_start_or_stop(make_rig, rule_
     assert rule_inputs[-1] == Load(busy=1.0, cpus=1.0)  # the CPU clocks do not move, so all time counts as computing
 
 
-def test_tuner_applies_and_logs_what_the_rule_decides(make_rig, script_rule, caplog):
+def test_tuner_applies_and_logs_what_the_rule_decides(rig, script_rule, caplog):
     caplog.set_level(logging.INFO, "gpuload")
     script_rule(Setting(3, 5))
-    rig = make_rig()
-    rig.tuner.begin()
     for _ in range(3):
         rig.batch(1.0)
     assert rig.resizes == [3]
     assert (rig.feed.workers, rig.feed.ahead, rig.stage.cpu_threads) == (3, 9, 1)  # a chunk is a batch
-    messages = [
-        record.getMessage() for record in caplog.records if record.name == "gpuload"
-    ]  # loaders of earlier tests may log elsewhere
+    # Loaders of earlier tests may log elsewhere.
+    messages = [record.getMessage() for record in caplog.records if record.name == "gpuload"]
     assert messages == ["num_workers 2 → 3, prefetch_factor 2 → 5: scripted"]
 
 
-def test_tuner_accepts_a_pool_that_cannot_grow(make_rig):
-    rig = make_rig()
+def test_tuner_accepts_a_pool_that_cannot_grow(rig):
     rig.auto.setting = Setting(6, 2)
-    rig.tuner.begin()
     rig.batch(1.0)
     rig.max_workers, rig.size, rig.is_steady = 2, 2, False
     rig.batch(1.0)
@@ -673,15 +635,13 @@ def test_tuner_accepts_a_pool_that_cannot_grow(make_rig):
         ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them are used
     ],
 )
-def test_room_is_what_the_machine_allows(limits, room, make_rig, monkeypatch):
-    rig = make_rig()
+def test_room_is_what_the_machine_allows(limits, room, rig, monkeypatch):
     for name, value in limits.items():
         monkeypatch.setattr(autotune, name, lambda value=value: value)
     assert rig.tuner._room() == room
 
 
-def test_room_counts_the_measured_memory_of_workers(make_rig, monkeypatch):
-    rig = make_rig()
+def test_room_counts_the_measured_memory_of_workers(rig, monkeypatch):
     monkeypatch.setattr(autotune, "memory_left_bytes", lambda: 4_000_000_000)
     rig.pids, rig.max_workers = [os.getpid()], 10_000  # this process has torch
     assert 2 < rig.tuner._room().workers < 2 + 2_000_000_000 // 45_000_000

@@ -49,19 +49,22 @@ V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdele
 V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 
 
+def write_files(root: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
 @pytest.fixture
 def make_machine(tmp_path: Path):
     """Return a function that writes files of /proc and /sys/fs/cgroup, and returns their root."""
 
     def make(membership: str | None, mounts: str | None, files: dict[str, str]) -> str:
-        texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+        write_files(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
         if membership is not None:
-            texts["proc/self/cgroup"] = membership
+            write_files(tmp_path, {"proc/self/cgroup": membership})
         if mounts is not None:
-            texts["proc/self/mountinfo"] = "22 1 8:1 / / rw - ext4 /dev/sda rw\n" + mounts
-        for name, text in texts.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
+            write_files(tmp_path, {"proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda rw\n" + mounts})
         return str(tmp_path)
 
     return make
@@ -109,6 +112,8 @@ MEMORY = {
     "space in the mount point": ("0::/job\n", SPACE, memory_v2("of mine/job", 500 * MB, 200 * MB), 300),
     "no mountinfo": ("0::/job\n", None, memory_v2("job", 500 * MB, 200 * MB), 300),
     "version 1, no mountinfo": ("4:memory:/job\n", None, memory_v1("job", 400 * MB, 200 * MB), 200),
+    "malformed lines of memory.stat": ("0::/job\n", V2,
+        memory_v2("job", 500 * MB, 200 * MB, "inactive_file\nactive_file x\n\nslab_reclaimable 5000000\n"), 305),
     "usage above the limit": ("0::/job\n", V2, memory_v2("job", 500 * MB, 600 * MB), 0),
 }  # fmt: skip
 
@@ -135,11 +140,6 @@ def test_memory_left_is_that_of_the_control_group(make_machine, membership, moun
 )
 def test_memory_left_of_missing_or_malformed_files_is_none(make_machine, membership, mounts, files):
     assert memory_left_bytes(make_machine(membership, mounts, files)) is None
-
-
-def test_memory_left_with_a_malformed_stat_file_skips_its_bad_lines(make_machine):
-    files = memory_v2("job", 500 * MB, 200 * MB, "inactive_file\nactive_file x\n\nslab_reclaimable 5\n")
-    assert memory_left_bytes(make_machine("0::/job\n", V2, files)) == 300 * MB + 5
 
 
 def test_check_memory_error_names_the_need_the_group_and_the_remedies(make_machine):
@@ -254,49 +254,38 @@ def limit_processes(monkeypatch, limit: int, user: int = 1000) -> None:
     monkeypatch.setattr(os, "getuid", lambda: os.stat("/proc/self").st_uid)
 
 
-def test_processes_left_is_that_of_the_group_with_the_fewest_left(make_machine, monkeypatch):
+PIDS = {
+    "parent with the fewest left": ("0::/a/b\n", V2, {
+        "a/pids.max": "60\n", "a/pids.current": "50\n", "a/b/pids.max": "900\n", "a/b/pids.current": "5\n"}, 10),
+    "version 1": ("8:pids:/job\n4:memory:/job\n0::/\n", PIDS_V1 + V1,
+        {"pids/job/pids.max": "100\n", "pids/job/pids.current": "30\n", "memory/job/pids.max": "1\n"}, 70),
+    "no limit": ("0::/job\n", V2, {"job/pids.max": "max\n", "job/pids.current": "30\n"}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("membership", "mounts", "files", "left"), PIDS.values(), ids=PIDS)
+def test_processes_left_is_that_of_the_control_group(make_machine, monkeypatch, membership, mounts, files, left):
     limit_processes(monkeypatch, resource.RLIM_INFINITY)
-    files = {f"{group}/pids.{name}": f"{n}\n" for group, pair in {"a": (60, 50), "a/b": (900, 5)}.items()
-             for name, n in zip(("max", "current"), pair, strict=True)}  # fmt: skip
-    root = make_machine("0::/a/b\n", V2, files)
-    assert processes_left(root) == (10, f"the 60 that the control group {root}/sys/fs/cgroup/a may have (pids.max)")
-
-
-def test_processes_left_of_cgroup_v1_reads_the_pids_controller(make_machine, monkeypatch):
-    limit_processes(monkeypatch, resource.RLIM_INFINITY)
-    files = {"pids/job/pids.max": "100\n", "pids/job/pids.current": "30\n", "memory/job/pids.max": "1\n"}
-    root = make_machine("8:pids:/job\n4:memory:/job\n0::/\n", PIDS_V1 + V1, files)
-    left = processes_left(root)
-    assert left is not None
-    assert left[0] == 70
-
-
-def test_processes_left_of_a_group_without_a_limit_is_none(make_machine, monkeypatch):
-    limit_processes(monkeypatch, resource.RLIM_INFINITY)
-    files = {"job/pids.max": "max\n", "job/pids.current": "30\n"}
-    assert processes_left(make_machine("0::/job\n", V2, files)) is None
+    processes = processes_left(make_machine(membership, mounts, files))
+    assert (processes and processes[0]) == left
 
 
 def test_processes_left_counts_the_users_threads_except_for_root(monkeypatch):
-    def processes_left_count() -> int:
-        limit = processes_left()
-        return 0 if limit is None else limit[0]
-
     limit_processes(monkeypatch, 90_000)
     started, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: (started.set(), stop.wait()))
     threads = len(os.listdir("/proc/self/task"))
-    before = processes_left_count()
-    assert 0 < before <= 90_000 - threads
-    assert "90,000 that this user may have (RLIMIT_NPROC, `ulimit -u`)" in str(processes_left())
+    count, limit = processes_left() or (0, "")
+    assert 0 < count <= 90_000 - threads
+    assert "90,000 that this user may have (RLIMIT_NPROC, `ulimit -u`)" in limit
     scandir = os.scandir  # so that only this process is counted
     monkeypatch.setattr(
         limits.os, "scandir", lambda path: [entry for entry in scandir(path) if entry.name == str(os.getpid())]
     )
-    before = processes_left_count()
+    count, _ = processes_left() or (0, "")
     thread.start()
     started.wait()
-    assert processes_left_count() == before - 1
+    assert processes_left() == (count - 1, limit)
     stop.set()
     thread.join()
     monkeypatch.setattr(limits, "_count_tasks", lambda user, root: 1 / 0)  # must not be called
@@ -359,6 +348,13 @@ def test_default_workers_divides_the_cpus_among_ranks(cpus, ranks, workers):
 NVIDIA, ASPEED = "0x10de", "0x1a03"
 
 
+# By version of control groups: the line of /proc/self/cgroup, the mount point, its type, and the file with the CPUs.
+CPUSETS = {
+    1: ("3:cpuset:/job", "/sys/fs/cgroup/cpuset", "cgroup cgroup rw,cpuset", "cpuset.effective_cpus"),
+    2: ("0::/job", "/sys/fs/cgroup", "cgroup2 cgroup2 rw", "cpuset.cpus.effective"),
+}
+
+
 class NumaMachine:
     """A simulated machine with the CPUs of each node, and GPUs by node; ``0000:1n:00.0`` is the n-th GPU."""
 
@@ -368,10 +364,8 @@ class NumaMachine:
         self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
         self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
         devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
-        devices += [
-            ("0000:00:01.0", 0, ASPEED, "0x030000"),
-            ("0000:00:02.0", 0, NVIDIA, "0x068000"),
-        ]  # neither is a GPU
+        # Neither of these is a GPU.
+        devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]
         for address, node, vendor, kind in devices:
             folder = f"sys/bus/pci/devices/{address}"
             self.write(f"{folder}/numa_node", str(node))
@@ -379,17 +373,13 @@ class NumaMachine:
             self.write(f"{folder}/vendor", vendor)
             self.write(f"{folder}/class", kind)
         if cpuset:
-            self.write("proc/self/cgroup", "0::/job" if version == 2 else "3:cpuset:/job")
-            mount = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,cpuset"
-            point = "/sys/fs/cgroup" if version == 2 else "/sys/fs/cgroup/cpuset"
+            membership, point, mount, name = CPUSETS[version]
+            self.write("proc/self/cgroup", membership)
             self.write("proc/self/mountinfo", f"31 23 0:28 / {point} rw - {mount}")
-            name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
             self.write(f"{point[1:]}/job/{name}", cpuset)
 
     def write(self, name: str, text: str) -> None:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
+        write_files(self.root, {name: f"{text}\n"})
 
     def place(self, gpu: int = 0, *, ranks: int = 1, allowed: str = "") -> Placement:
         cpus = parse_cpu_list(allowed) if allowed else self.cpus
@@ -441,12 +431,13 @@ def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, g
 @pytest.mark.parametrize(("nodes", "gpus", "allowed", "why"), [
     (["0-63"], [0], "", "one NUMA node: nothing to place"),
     (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
+    (TWO, [], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
     (TWO, [0], "0-15",
      "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0"),
     (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
     (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
     (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
-], ids=["one node", "unknown", "pinned", "one less", "memory only", "all near"])  # fmt: skip
+], ids=["one node", "unknown", "not on the bus", "pinned", "one less", "memory only", "all near"])  # fmt: skip
 def test_placement_without_a_choice_of_nodes_says_why(tmp_path, nodes, gpus, allowed, why):
     placement = NumaMachine(tmp_path, nodes, gpus).place(allowed=allowed)
     assert not placement.cpus
@@ -461,10 +452,6 @@ def test_placement_in_a_container_uses_its_cpus_near_the_gpu(tmp_path, version):
     expected = "5 workers run on all CPUs, since that node has only 4"
     assert machine.place(0, allowed="0-3,16-31").describe(5).endswith(expected)
     assert machine.place(0, allowed="0-3").describe(4).startswith("this process is restricted to 4 of 20 CPUs")
-
-
-def test_placement_of_a_gpu_that_is_not_on_the_bus_is_unknown(tmp_path):
-    assert "is unknown" in NumaMachine(tmp_path, TWO, [0]).place(7).describe(1)
 
 
 def test_pci_address_is_none_without_pci_properties(monkeypatch):

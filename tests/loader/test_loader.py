@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import random
 import re
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import gpuload_batches
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.html_cells import Cells
 from helpers.map_datasets import MapDataset
@@ -26,7 +25,6 @@ from PIL import Image as PILImage
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.stage import device as devices
-from gpuload.workers import fork_server
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECIPE = (
@@ -37,13 +35,6 @@ RECIPE = (
 )
 
 
-def load_epoch(dataset, **options) -> list:
-    options = {"device": "cpu", "num_workers": 0, **options}
-    with gl.Loader(dataset, **options) as loader:
-        return list(loader)
-
-
-# Compare nested lists of tensors.
 assert_equal_bits = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
@@ -57,7 +48,7 @@ def child_processes() -> set[int]:
 
 @pytest.mark.processes
 def test_loader_of_an_image_folder_yields_float_images_and_labels(jpeg_folder):
-    batches = load_epoch(gl.ImageFolder(jpeg_folder), batch_size=10, transforms=RECIPE, num_workers=2)
+    batches = gpuload_batches(gl.ImageFolder(jpeg_folder), batch_size=10, transforms=RECIPE, num_workers=2)
     assert [tuple(images.shape) for images, _ in batches] == [(10, 3, 64, 64)] * 4 + [(8, 3, 64, 64)]
     images, labels = batches[0]
     assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
@@ -66,30 +57,26 @@ def test_loader_of_an_image_folder_yields_float_images_and_labels(jpeg_folder):
 
 
 @pytest.mark.processes
-@matrix(strength=1, workers=[0, 1, 2, 4], chunk=[1, 5, 16])
-def test_batches_have_equal_bits_with_any_workers_and_chunks(jpeg_folder, workers, chunk):
-    options = {"batch_size": 20, "shuffle": True, "transforms": RECIPE, "seed": 3, "info": True}
+@matrix(strength=1, workers=[0, 1, 2, 4], chunk=[1, 5, 16], batch_size=[20, 48, 7])
+def test_batches_have_equal_bits_with_any_workers_chunks_and_batch_sizes(jpeg_folder, workers, chunk, batch_size):
+    options = {"shuffle": True, "transforms": RECIPE, "seed": 3, "info": True}
     dataset = gl.ImageFolder(jpeg_folder)
-    expected = load_epoch(dataset, num_workers=0, chunk_size=16, **options)
-    batches = load_epoch(dataset, num_workers=workers, chunk_size=chunk, **options)
-    for (batch, info), (expected_batch, expected_info) in zip(batches, expected, strict=True):
-        assert_equal_bits([*batch, info.indices], [*expected_batch, expected_info.indices])
+    expected = gpuload_batches(dataset, 20, chunk_size=16, **options)
+    batches = gpuload_batches(dataset, batch_size, num_workers=workers, chunk_size=chunk, **options)
+    assert_equal_bits(joined(batches), joined(expected))
 
 
-@pytest.mark.slow
-def test_augmentation_does_not_depend_on_the_batch_size(jpeg_folder):
-    dataset = gl.ImageFolder(jpeg_folder)
-    expected = torch.cat([images for images, _ in load_epoch(dataset, batch_size=48, shuffle=True, transforms=RECIPE)])
-    for size in (1, 7):
-        parts = load_epoch(dataset, batch_size=size, shuffle=True, transforms=RECIPE)
-        assert torch.equal(torch.cat([images for images, _ in parts]), expected)
+def joined(batches: list) -> list[torch.Tensor]:
+    """Return the images, labels and indices of an epoch."""
+    rows = [(*batch, info.indices) for batch, info in batches]
+    return [torch.cat(tensors) for tensors in zip(*rows, strict=True)]
 
 
 def test_image_without_transforms_is_what_pillow_decodes(jpeg_folder):
     [path, *_] = gl.ImageFiles(jpeg_folder).paths
     with PILImage.open(jpeg_folder / path) as image:
         expected = np.asarray(image.convert("RGB"))
-    [images] = load_epoch(MapDataset(lambda i: gl.read(jpeg_folder / path), 1))
+    [images] = gpuload_batches(MapDataset(lambda i: gl.read(jpeg_folder / path), 1))
     assert images.dtype == torch.uint8
     difference = np.abs(images[0].permute(1, 2, 0).numpy().astype(int) - expected)
     assert difference.max() <= 2
@@ -103,7 +90,7 @@ def test_shuffle_yields_each_sample_once_in_another_order_each_epoch():
     assert all(sorted(order) == list(range(100)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
     assert repeated == orders[1]
-    [other] = [torch.cat(load_epoch(MapDataset(samples=100), batch_size=7, shuffle=True, seed=1))]
+    [other] = [torch.cat(gpuload_batches(MapDataset(samples=100), batch_size=7, shuffle=True, seed=1))]
     assert other.tolist() != orders[0]
 
 
@@ -152,8 +139,8 @@ def make_image(index: int) -> gl.Image:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_decoded_images_of_any_kind_give_equal_batches(make, workers):
     transforms = [T.RandomCrop(24)]
-    [expected] = load_epoch(MapDataset(make_image, 4), batch_size=4, transforms=transforms)
-    [images] = load_epoch(MapDataset(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
+    [expected] = gpuload_batches(MapDataset(make_image, 4), batch_size=4, transforms=transforms)
+    [images] = gpuload_batches(MapDataset(make, 4), batch_size=4, transforms=transforms, num_workers=workers)
     assert images.shape == (4, 3, 24, 24)
     assert torch.equal(images, expected)
 
@@ -164,7 +151,7 @@ def test_collation_keeps_the_nesting_of_samples():
     Pair = namedtuple("Pair", "image, more")
     sample = lambda i: {"a": Pair(make_image(i), [i, float(i)]), "name": f"n{i}", "v": np.arange(3) * i}  # noqa: E731
     for workers in (0, 1):
-        [batch] = load_epoch(MapDataset(sample, 2), batch_size=2, num_workers=workers)
+        [batch] = gpuload_batches(MapDataset(sample, 2), batch_size=2, num_workers=workers)
         assert batch["a"].image.shape == (2, 3, 40, 50)
         assert type(batch["a"]).__name__ == "Pair"
         assert batch["a"].more[0].tolist() == [0, 1]
@@ -176,19 +163,8 @@ def test_collation_keeps_the_nesting_of_samples():
 @pytest.mark.slow
 def test_images_of_one_sample_share_their_draws():
     pairs = MapDataset(lambda i: (make_image(i), make_image(i), i), 8)
-    [(left, right, _)] = load_epoch(pairs, batch_size=8, transforms=RECIPE)
+    [(left, right, _)] = gpuload_batches(pairs, batch_size=8, transforms=RECIPE)
     assert torch.equal(left, right)
-
-
-@pytest.mark.processes
-def test_random_numbers_of_a_dataset_depend_only_on_the_position():
-    noisy = lambda i: np.array([random.random(), np.random.rand(), float(torch.rand(()))])  # noqa: E731
-    [expected] = load_epoch(MapDataset(noisy, 6), batch_size=6)
-    [in_process] = load_epoch(MapDataset(noisy, 6), batch_size=6)
-    [in_workers] = load_epoch(MapDataset(noisy, 6), batch_size=6, num_workers=2, chunk_size=1)
-    assert torch.equal(in_process, expected)
-    assert torch.equal(in_workers, expected)
-    assert len(expected.unique()) == 18
 
 
 def test_pad_to_pads_a_batch_to_multiples_and_replay_returns_the_unpadded_sample():
@@ -212,22 +188,6 @@ def test_batch_keeps_its_values_after_later_batches_and_close(jpeg_folder):
         list(loader)
         assert_equal_bits(batches, copies)
     assert_equal_bits(batches, copies)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ring_smaller_than_a_batch_gives_equal_batches(jpeg_folder, workers):
-    options = {"batch_size": 24, "transforms": [T.Resize((64, 64))], "num_workers": workers}
-    dataset = gl.ImageFolder(jpeg_folder)
-    expected = load_epoch(dataset, **options)
-    small = load_epoch(dataset, ring_bytes=256 * 1024, **options)
-    assert_equal_bits(small, expected)
-
-
-def test_image_larger_than_the_ring_raises_with_the_remedy(jpeg_folder):
-    text = r"sample 0.*pixels take .* bytes, more than ring_bytes=65,536 allows; raise"
-    with pytest.raises(gl.SampleError, match=text):
-        load_epoch(MapDataset(lambda i: gl.Image(np.zeros((200, 200, 3), np.uint8)), 1), ring_bytes=1)
 
 
 def snapshot(earlier: set[int]) -> tuple[int, int, int]:
@@ -258,42 +218,12 @@ def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
 
 
 @pytest.mark.processes
-def test_close_leaves_nothing_behind_and_iter_starts_again(jpeg_folder):
-    fork_server.close()  # started by an earlier test, in another environment
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as first:
-        list(first)  # starts the fork server, which stays alive
-    earlier = child_processes()  # child processes of earlier tests may end during this one
-    before = snapshot(earlier)
-    loader = gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu")
-    assert snapshot(earlier) == before
-    assert len(list(loader)) == 12
-    assert child_processes() <= earlier  # the template is forked from the fork server, and workers from the template
-    loader.close()
-    loader.close()
-    assert snapshot(earlier) == before
-    assert len(list(loader)) == 12
-    del loader
-    assert snapshot(earlier) == before
-
-
-@pytest.mark.processes
 def test_workers_persist_between_epochs(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as loader:
         list(loader)
         first = loader._session.engine.pids
         list(loader)
         assert loader._session.engine.pids == first
-
-
-SECOND = r"has ended: a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, create a second Loader"
-
-
-def test_second_iterator_of_a_loader_ends_the_first_with_an_error():
-    with gl.Loader(MapDataset(), 2, num_workers=0, device="cpu") as loader:
-        with pytest.raises(RuntimeError, match=SECOND):
-            next(zip(loader, loader, strict=True))
-        with pytest.raises(RuntimeError, match=SECOND):
-            [(_, other) for _ in loader for other in loader]
 
 
 SCRIPT = """
@@ -314,32 +244,19 @@ SCRIPT = """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("end", ["pass", "break", "import sys; sys.exit(0)"])
-def test_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end):
+@pytest.mark.parametrize(
+    ("end", "steps"), [("pass", [0, 1, 2]), ("break", [0]), ("import sys; sys.exit(0)", [0])], ids=["", "break", "exit"]
+)
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "standard input"])
+def test_script_without_a_main_guard_runs_and_ends_silently(tmp_path, is_file, end, steps):
+    code = textwrap.dedent(SCRIPT.format(end=end))
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT.format(end=end)))
-    process = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=60)
+    script.write_text(code)
+    command = [sys.executable, "-W", "error", str(script) if is_file else "-"]
+    process = subprocess.run(command, input=None if is_file else code, capture_output=True, text=True, timeout=60)
     assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout.startswith("[0, 2, 4, 6]\n")
-
-
-@pytest.mark.processes
-def test_code_from_standard_input_can_start_workers():
-    code = textwrap.dedent(SCRIPT.format(end="pass"))
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-"], input=code, capture_output=True, text=True, timeout=60
-    )
-    assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout == "[0, 2, 4, 6]\n[8, 10, 12, 14]\n[16, 18]\n"
-
-
-@pytest.mark.slow
-def test_read_within_a_dataset_gives_the_images_of_image_files(jpeg_folder):
-    """Samples are as with torchvision's ``ImageFolder(root, loader=gpuload.read)``."""
-    paths = gl.ImageFiles(jpeg_folder).paths
-    with_read = load_epoch(MapDataset(lambda i: (gl.read(paths[i]), i), 8), batch_size=8, transforms=RECIPE)
-    without = load_epoch(gl.ImageFiles(jpeg_folder), batch_size=8, transforms=RECIPE)
-    assert torch.equal(with_read[0][0], without[0])
+    lines = ["[0, 2, 4, 6]", "[8, 10, 12, 14]", "[16, 18]"]
+    assert process.stdout.splitlines() == [lines[step] for step in steps]
 
 
 @pytest.mark.processes
@@ -424,7 +341,7 @@ def test_path_as_a_dataset_raises_and_names_image_folder(path):
 ])  # fmt: skip
 def test_sample_without_an_image_raises_and_names_the_function_to_use(sample, text):
     with pytest.raises(gl.SampleError, match=re.escape(text)):
-        load_epoch([sample, sample], transforms=[T.CenterCrop(8)])
+        gpuload_batches([sample, sample], transforms=[T.CenterCrop(8)])
 
 
 @pytest.mark.parametrize(("samples", "text"), [
@@ -447,7 +364,7 @@ def test_sample_without_an_image_raises_and_names_the_function_to_use(sample, te
 ], ids=["paths", "keys", "nested keys", "arrays", "boxes", "lists"])  # fmt: skip
 def test_samples_that_cannot_be_collated_raise_with_a_remedy(samples, text):
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        load_epoch(samples, batch_size=2)
+        gpuload_batches(samples, batch_size=2)
 
 
 def test_device_number_means_a_cuda_device(monkeypatch):
@@ -477,23 +394,6 @@ def test_empty_dataset_or_generator_raises(dataset, error, text):
         gl.Loader(dataset, device="cpu")
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 2])
-def test_exception_of_the_dataset_becomes_a_sample_error_with_index_and_traceback(workers):
-    def fail_at_5(index):
-        if index == 5:
-            raise ZeroDivisionError("five is too many")
-        return index
-
-    with pytest.raises(gl.SampleError) as caught:
-        load_epoch(MapDataset(fail_at_5), batch_size=3, num_workers=workers)
-    error = caught.value
-    assert (error.index, error.position, error.source) == (5, 5, None)
-    text = "sample 5, at position 5 of the epoch, could not be loaded: ZeroDivisionError: five is too many"
-    assert str(error).startswith(text)
-    assert 'raise ZeroDivisionError("five is too many")' in error.worker_traceback
-
-
 GOOD_JPEG = jpeg_bytes(smooth_image(100, 100, 0), subsampling="4:4:4")
 
 
@@ -521,7 +421,7 @@ def test_bad_file_raises_a_sample_error_with_its_path(tmp_path, capfd, content, 
     else:
         bad.write_bytes(content)
     with pytest.raises(gl.SampleError) as caught:
-        load_epoch(dataset, batch_size=3, num_workers=workers)
+        gpuload_batches(dataset, batch_size=3, num_workers=workers)
     assert (caught.value.index, caught.value.source) == (1, str(bad))
     assert caught.value.cause.startswith(cause)
     assert str(bad) in str(caught.value)
@@ -532,35 +432,10 @@ def test_bad_file_raises_a_sample_error_with_its_path(tmp_path, capfd, content, 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_image_smaller_than_the_crop_raises_a_sample_error(workers):
     with pytest.raises(gl.SampleError, match=r"sample 0.*at position 0"):
-        load_epoch(MapDataset(make_image, 3), batch_size=3, transforms=[T.RandomCrop(64)], num_workers=workers)
+        gpuload_batches(MapDataset(make_image, 3), batch_size=3, transforms=[T.RandomCrop(64)], num_workers=workers)
 
 
 # -- unusual environments ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.processes
-def test_epoch_after_too_many_worker_deaths_starts_again(tmp_path):
-    mark = tmp_path / "healed"
-
-    def die_until_healed(index):
-        if not mark.exists():
-            os.kill(os.getpid(), 9)
-        return index
-
-    with gl.Loader(MapDataset(die_until_healed, 64), 1, num_workers=1, device="cpu") as loader:
-        iterator = iter(loader)
-
-        def drain():
-            while True:
-                with contextlib.suppress(gl.SampleError):
-                    next(iterator)
-
-        with pytest.raises(gl.WorkerError, match="more than max_restarts=10 allows"):
-            drain()
-        with pytest.raises(gl.WorkerError, match="this epoch has failed"):
-            next(iterator)
-        mark.touch()
-        assert torch.cat(list(loader)).tolist() == list(range(64))
 
 
 class FailsToUnpickle:
@@ -580,55 +455,14 @@ def test_sample_that_cannot_be_unpickled_raises_a_sample_error(workers):
         assert next(iterator).tolist() == [4, 5]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loader_in_a_forked_child_raises_and_the_child_lives(workers):
-    loader = gl.Loader(MapDataset(), 2, num_workers=workers, device="cpu")
-    iterator = iter(loader)
-    next(iterator)
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        for use in (lambda: next(iterator), lambda: iter(loader)):
-            try:
-                use()
-            except RuntimeError as error:
-                os.write(write_end, str(error).encode() + b"|")
-        arrays = [np.ones(1 << 22, np.uint8) for _ in range(20)]  # this memory may be where the ring was
-        del iterator
-        loader.close()
-        os.write(write_end, str(sum(int(a.sum()) for a in arrays)).encode())
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    *texts, total = os.read(read_end, 10_000).decode().split("|")
-    assert len(texts) == 2
-    assert all("create a new Loader in the child" in text for text in texts)
-    assert int(total) == 20 << 22
-    os.close(read_end)
-    os.close(write_end)
-    assert len(list(loader)) == 5
-    loader.close()
-
-
-@pytest.mark.slow
-def test_batches_loaded_in_inference_mode_are_ordinary_tensors(jpeg_folder):
-    with gl.Loader(gl.ImageFolder(jpeg_folder), 16, transforms=RECIPE, num_workers=0, device="cpu") as loader:
-        with torch.inference_mode():
-            inside = [images for images, _ in loader]
-        loader.set_epoch(0)
-        outside = [images for images, _ in loader]
-    assert not any(images.is_inference() for images in inside)
-    assert_equal_bits(inside, outside)
-
-
 @pytest.mark.slow
 def test_global_defaults_of_torch_do_not_change_batches(jpeg_folder):
     options = {"batch_size": 16, "transforms": RECIPE}
-    expected = load_epoch(gl.ImageFolder(jpeg_folder), **options)
+    expected = gpuload_batches(gl.ImageFolder(jpeg_folder), **options)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        batches = load_epoch(gl.ImageFolder(jpeg_folder), **options)
+        batches = gpuload_batches(gl.ImageFolder(jpeg_folder), **options)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -638,13 +472,15 @@ def test_global_defaults_of_torch_do_not_change_batches(jpeg_folder):
 @pytest.mark.processes
 def test_workers_start_with_a_path_object_in_sys_path(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
-    assert len(load_epoch(MapDataset(), num_workers=1)) == 10
+    assert len(gpuload_batches(MapDataset(), num_workers=1)) == 10
 
 
 def test_failing_draw_after_a_whole_image_transform_raises_a_sample_error():
     small_at_2 = lambda i: gl.Image(smooth_image(40 if i != 2 else 20, 50, i))  # noqa: E731
     with pytest.raises(gl.SampleError, match=r"sample 2.*RandomCrop.*smaller than the crop"):
-        load_epoch(MapDataset(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)])
+        gpuload_batches(
+            MapDataset(small_at_2, 4), batch_size=4, transforms=[T.ColorJitter(contrast=0.1), T.RandomCrop(30)]
+        )
 
 
 # -- notebooks --------------------------------------------------------------------------------------------------------

@@ -97,8 +97,12 @@ def test_set_epoch_after_loading_keeps_the_position_in_that_epoch_only():
     state = {**make_loader(noise_images(33)).state_dict(), "epoch": 3, "position": 20}
     loader = make_loader(noise_images(33))
     loader.load_state_dict(state)
+    assert loader.epoch == 3
     loader.set_epoch(3)
-    assert [batch[:2] for batch in take_batches(iter(loader))] == [(3, 4), (3, 5), (3, 6)]
+    batches = iter(loader)
+    assert (len(loader), len(batches)) == (7, 3)
+    assert [batch[:2] for batch in take_batches(batches)] == [(3, 4), (3, 5), (3, 6)]
+    assert place_of(loader) == (4, 0)
     loader.load_state_dict(state)
     loader.set_epoch(5)
     assert take_batches(iter(loader))[0][:2] == (5, 0)
@@ -114,13 +118,6 @@ def test_load_state_dict_during_an_epoch_warns_and_affects_the_next():
             loader.load_state_dict(state)
         assert [batch[:2] for batch in take_batches(batches)] == [(0, step) for step in range(2, 7)]
         assert [batch[:2] for batch in take_batches(iter(loader))] == [(7, 5), (7, 6)]
-
-
-def test_length_of_a_resumed_iterator_is_the_number_of_remaining_batches():
-    loader = make_loader(noise_images(33))
-    loader.load_state_dict({**loader.state_dict(), "position": 20})
-    assert len(loader) == 7
-    assert len(iter(loader)) == 3
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -150,7 +147,7 @@ def test_load_state_dict_of_another_backend_warns_once(strict):
 def test_load_state_dict_of_other_data_raises_or_warns_with_strict_false(changes, text):
     state = make_loader(noise_images(33)).state_dict()
     other = make_loader(changes.pop("dataset", noise_images(33)), **changes)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=f"{text}.*strict=False"):
         other.load_state_dict(state)
     with pytest.warns(RuntimeWarning, match=text):
         other.load_state_dict(state, strict=False)
@@ -329,16 +326,6 @@ def test_replay_returns_the_augmented_sample_and_its_draws():
     assert replayed.draws[1][1]["flipped"] in (True, False)
     with pytest.raises(ValueError, match=r"position must be at least 0 and at most 32, got 33"):
         loader.replay(0, 33)
-
-
-def test_epoch_after_loading_is_the_loaded_epoch():
-    loader = make_loader(noise_images(33))
-    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 20})
-    assert loader.epoch == 3
-    for epoch in range(loader.epoch, 5):
-        loader.set_epoch(epoch)
-        assert {batch[0] for batch in take_batches(iter(loader))} == {epoch}
-        assert loader.state_dict()["epoch"] == epoch + 1
 
 
 def test_state_dict_after_an_error_repeats_its_batch_unless_another_followed():

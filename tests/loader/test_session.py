@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 import time
 from pathlib import Path
@@ -334,35 +335,29 @@ def test_copy_of_a_loader_within_an_epoch_starts_at_the_beginning(copied, worker
 NO_EFFECT = "memory_format='channels_last' has no effect: "
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_memory_format_without_images_warns_once(workers):
-    """Plain arrays and tensors are data, whatever their shape."""
-    samples = [(torch.rand(3, 4, 4), i) for i in range(8)]
-    options = {"memory_format": torch.channels_last, "num_workers": workers, "device": "cpu"}
-    loader = gl.Loader(samples, 4, **options)
-    with pytest.warns(RuntimeWarning, match=NO_EFFECT) as warned, loader:
+NO_IMAGES = (
+    "the samples contain no images, and plain arrays keep their layout. Write "
+    "images.to(memory_format=torch.channels_last) in the loop, or have the dataset return "
+    "gpuload.Image(array, layout=…)"
+)
+
+
+def stack_images(samples):
+    return torch.stack([image for image, _ in samples]), len(samples)
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"num_workers": 0}, re.escape(NO_IMAGES)),
+    ({"num_workers": 1, "memory_format": torch.channels_last}, re.escape(NO_IMAGES)),
+    ({"num_workers": 0, "transforms": [T.CenterCrop(3)], "collate_fn": stack_images},
+     "the collate_fn makes the tensors of a batch. Write .* in the collate_fn or in the loop"),
+], ids=["plain tensors", "plain tensors of a worker", "collate_fn"])  # fmt: skip
+def test_memory_format_without_effect_warns_once(options, text):
+    loader = gl.Loader(LEVELS, 4, device="cpu", **{"memory_format": "channels_last", **options})
+    with pytest.warns(RuntimeWarning, match=f"^{NO_EFFECT}{text}") as warned, loader:
         batches = [images for _ in range(2) for images, _ in loader]
     assert all(images.is_contiguous() for images in batches)
-    assert [(str(warning.message), warning.filename) for warning in warned] == [
-        (
-            f"{NO_EFFECT}the samples contain no images, and plain arrays keep their layout. "
-            "Write images.to(memory_format=torch.channels_last) in the loop, or have the dataset return "
-            "gpuload.Image(array, layout=…)",
-            __file__,
-        )
-    ]
-
-
-def test_memory_format_with_a_collate_fn_warns():
-    def stack(samples):
-        return torch.stack([image for image, _ in samples])
-
-    options = {"memory_format": "channels_last", "num_workers": 0, "device": "cpu", "collate_fn": stack}
-    text = f"{NO_EFFECT}the collate_fn makes the tensors of a batch. Write .* in the collate_fn or in the loop"
-    loader = gl.Loader(LEVELS, 4, transforms=[T.CenterCrop(3)], **options)
-    with loader, pytest.warns(RuntimeWarning, match=text):
-        batches = list(loader)
-    assert all(images.is_contiguous() for images in batches)
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.parametrize(

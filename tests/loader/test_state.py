@@ -113,27 +113,6 @@ def test_from_dict_ignores_unknown_keys():
     assert State.from_dict(make_state(note="by a later version")) == STATE
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"samples": 999}, "samples was 999 and is 1000"),
-        ({"seed": 6}, "seed was 6 and is 5"),
-        ({"order": "sequential"}, "order was 'sequential' and is 'shuffled'"),
-        ({"transforms": "f" * 16}, "transforms was 'ffffffffffffffff' and is '0123456789abcdef'"),
-    ],
-)
-def test_check_against_other_data_raises_or_warns_with_strict_false(changes, text):
-    state = State.from_dict(make_state(**changes))
-    with pytest.raises(ValueError, match=f"{text}.*strict=False"):
-        state.check(STATE, strict=True)
-    with pytest.warns(RuntimeWarning, match=text):
-        state.check(STATE, strict=False)
-
-
-def test_check_accepts_another_epoch_or_position():
-    State.from_dict(make_state(epoch=9, position=1000)).check(STATE, strict=True)
-
-
 def test_check_of_a_position_beyond_the_dataset_raises():
     with pytest.raises(ValueError, match="position 1,001, but the dataset has only 1,000"):
         State.from_dict(make_state(position=1001)).check(STATE, strict=False)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.map_datasets import MapDataset
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 from targets.samples import boxes, image, only_batch, pixels, png
@@ -74,15 +71,10 @@ def test_masks_outside_a_dict_with_boxes_are_stacked():
     assert (masks.shape, masks.dtype) == ((3, 2, 40, 50), torch.bool)
 
 
-def test_masks_of_different_sizes_are_collated_as_their_images():
+def test_masks_of_different_sizes_are_lists_with_ragged_list():
     sample = lambda i: (image(20 + i), gl.Mask(np.ones((20 + i, 50), np.uint8)))  # noqa: E731
-    images, masks = only_batch(sample, ragged="list")
+    _, masks = only_batch(sample, ragged="list")
     assert [mask.shape for mask in masks] == [(20, 50), (21, 50), (22, 50)]
-    (images, sizes), (masks, mask_sizes) = only_batch(sample, ragged="pad")
-    assert images.shape == (3, 3, 22, 50)
-    assert masks.shape == (3, 22, 50)
-    assert torch.equal(sizes, mask_sizes)
-    assert masks.sum(dim=(1, 2)).tolist() == [20 * 50, 21 * 50, 22 * 50]
 
 
 @pytest.mark.parametrize("pad_to", [1, 8, 32])
@@ -133,13 +125,6 @@ def test_collate_fn_receives_targets_as_plain_tensors(workers):
     assert batch == [("Tensor", (i, 4), "Tensor", (20, 20), i) for i in range(3)]
 
 
-def test_samples_without_a_batch_size_contain_plain_tensors():
-    with gl.Loader(
-        MapDataset(lambda i: (image(), {"boxes": gl.Boxes(boxes(i))}), 3), None, num_workers=0, device="cpu"
-    ) as loader:
-        assert [tuple(target["boxes"].shape) for _, target in loader] == [(0, 4), (1, 4), (2, 4)]
-
-
 def test_multi_view_moves_targets_separately_for_each_view():
     views = T.MultiView([[T.CenterCrop(20)], [T.Resize((80, 100)), T.RandomHorizontalFlip(p=1)]])
     (one, two), targets, (mask_one, mask_two) = only_batch(
@@ -156,19 +141,6 @@ def test_collate_fn_receives_samples_with_and_without_targets():
     sample = lambda i: (image(), gl.Boxes(boxes(2)) if i else np.zeros(3))  # noqa: E731
     batch = only_batch(sample, collate_fn=lambda samples: [tuple(leaf.shape) for _, leaf in samples])
     assert batch == [(3,), (2, 4), (2, 4)]
-
-
-@dataclasses.dataclass
-class Target:
-    boxes: Any
-    labels: Any
-
-
-def test_dataclasses_with_boxes_are_collated_to_a_list():
-    _, targets = only_batch(lambda i: (image(), Target(gl.Boxes(boxes(i)), np.arange(i))))
-    assert [type(target) for target in targets] == [Target] * 3
-    assert [target.boxes.shape for target in targets] == [(0, 4), (1, 4), (2, 4)]
-    assert targets[2].labels.tolist() == [0, 1]
 
 
 def test_move_merged_moves_small_tensors_together():

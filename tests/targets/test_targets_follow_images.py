@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import alike
+from helpers.programs import run_python
 from targets.scenes import COLOR, DOTS, Scenes, region
 
 import gpuload as gl
@@ -146,30 +146,16 @@ class ScenesWithSeveralBoxes(Scenes):
         return image, target, mask
 
 
-def equal(one, other) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
-
-
-def make_loader(**options) -> gl.Loader:
+def epoch(samples=16, **options):
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", **options}
-    return gl.Loader(ScenesWithSeveralBoxes(16), **options)
-
-
-def epoch(**options):
-    with make_loader(**options) as loader:
+    with gl.Loader(ScenesWithSeveralBoxes(samples), **options) as loader:
         return list(loader)
 
 
 @pytest.mark.processes
 def test_workers_give_the_targets_of_the_main_process():
     expected = epoch(num_workers=0)
-    assert equal(epoch(num_workers=2, chunk_size=3), expected)
+    assert alike(epoch(num_workers=2, chunk_size=3), expected)
     sizes = [len(target["boxes"]) for _, targets, _ in expected for target in targets]
     assert 0 < sum(sizes) < sum(index % 4 for index in range(16))
     for _, targets, _ in expected:
@@ -178,30 +164,6 @@ def test_workers_give_the_targets_of_the_main_process():
             assert len(target["labels"]) == len(target["area"]) == len(target["masks"]) == count
             for number, mask in zip(target["labels"].tolist(), target["masks"], strict=True):
                 assert set(mask.unique().tolist()) <= {0, 200, number + 1}
-
-
-@pytest.mark.processes
-def test_a_resumed_epoch_continues_with_the_same_targets():
-    expected = epoch(num_workers=0)
-    with make_loader(num_workers=0) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with make_loader(num_workers=2) as loader:
-        loader.load_state_dict(state)
-        assert equal(list(loader), expected[1:])
-
-
-def test_a_replayed_sample_has_the_targets_of_its_batch():
-    with make_loader(num_workers=0) as loader:
-        batches = list(loader)
-        for position in (2, 7, 13):
-            images, targets, masks = batches[position // 4]
-            row = position % 4
-            image, target, mask = loader.replay(0, position).sample
-            assert torch.equal(image, images[row])
-            assert torch.equal(mask, masks[row])
-            assert torch.equal(target["boxes"], targets[row]["boxes"])
-            np.testing.assert_array_equal(target["labels"], targets[row]["labels"])
 
 
 @pytest.mark.cuda
@@ -222,20 +184,10 @@ def test_nested_and_repeated_iou_crops_move_boxes_with_their_masks():
     inner = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
     again = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])
     transforms = [T.RandomZoomOut(p=0.5), inner, T.Resize(60), again, T.SanitizeBoundingBoxes(), T.Resize((40, 40))]
-    box_count, epochs = 0, []
-    for workers in (0, 2):
-        with gl.Loader(
-            ScenesWithSeveralBoxes(32),
-            8,
-            transforms=transforms,
-            num_workers=workers,
-            chunk_size=3,
-            device="cpu",
-            shuffle=True,
-        ) as loader:
-            epochs.append(list(loader))
-    assert equal(*epochs)
-    for _, targets, _ in epochs[0]:
+    options = {"samples": 32, "batch_size": 8, "transforms": transforms, "chunk_size": 3}
+    box_count, expected = 0, epoch(num_workers=0, **options)
+    assert alike(epoch(num_workers=2, **options), expected)
+    for _, targets, _ in expected:
         for target in targets:
             assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])
             box_count += len(target["boxes"])
@@ -269,8 +221,6 @@ print(hashlib.sha256(b"".join(s.boxes[0].tobytes() + s.points[0].tobytes() for s
 
 @pytest.mark.processes
 def test_targets_have_the_same_bits_with_any_kernels_of_numpys_blas():
-    command, hashes = [sys.executable, "-c", HASH_WARPED_TARGETS], set()
-    for kernels in ("Haswell", "Sandybridge"):
-        environment = {**os.environ, "OPENBLAS_CORETYPE": kernels}
-        hashes.add(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+    environments = [{**os.environ, "OPENBLAS_CORETYPE": kernels} for kernels in ("Haswell", "Sandybridge")]
+    hashes = {run_python(HASH_WARPED_TARGETS, env=environment) for environment in environments}
     assert len(hashes) == 1

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import alike, cpu_loader
 from helpers.generated_images import encode
+from helpers.map_datasets import MapDataset
 from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
@@ -98,9 +100,7 @@ def test_by_epoch_calls_its_function_only_for_the_current_epoch():
         epochs.append(epoch)
         return 0.5 if epoch == 3 else 2.0
 
-    with gl.Loader(
-        Files(), 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))], num_workers=0
-    ) as loader:
+    with cpu_loader(ENCODED, 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))]) as loader:
         loader.set_epoch(3)
         iter(loader)
     assert set(epochs) == {3}
@@ -141,12 +141,7 @@ FILES = [
 ]
 
 
-class Files:
-    def __len__(self) -> int:
-        return len(FILES)
-
-    def __getitem__(self, index: int):
-        return gl.Encoded(FILES[index]), index
+ENCODED = MapDataset(lambda index: (gl.Encoded(FILES[index]), index), len(FILES))
 
 
 @dataclass(frozen=True)
@@ -183,7 +178,7 @@ CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
 
 
 def load(chain: Any, epoch: int = 0) -> list[torch.Tensor]:
-    with gl.Loader(Files(), 4, transforms=[T.RandomCrop(40), *chain], device="cpu", num_workers=0) as loader:
+    with cpu_loader(ENCODED, 4, transforms=[T.RandomCrop(40), *chain]) as loader:
         loader.set_epoch(epoch)
         return [tensor for batch in loader for tensor in batch]
 
@@ -244,7 +239,7 @@ def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
     options = {"shuffle": True, "num_workers": workers, "device": "cpu"} | ({"prefetch_factor": 4} if workers else {})
 
     def make(argument: Callable[..., Any]) -> gl.Loader:
-        return gl.Loader(Files(), 4, transforms=chain(argument), **options)
+        return cpu_loader(ENCODED, 4, transforms=chain(argument), **options)
 
     def by_epoch(*values: Any) -> Any:
         return T.by_epoch(dict(enumerate(values)))
@@ -274,34 +269,30 @@ def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic((30, 40), p=p)])
 def test_loader_gives_batches_the_sizes_that_a_probability_by_epoch_decides(kind):
-    class Boxed(Files):
-        def __getitem__(self, index: int):
-            target = {"boxes": gl.Boxes(np.array([[5.0, 5, 20, 20]]), "xyxy"), "labels": np.array([index])}
-            return gl.Encoded(FILES[index]), target
+    def boxed(index: int) -> tuple[gl.Encoded, dict[str, Any]]:
+        target = {"boxes": gl.Boxes(np.array([[5.0, 5, 20, 20]]), "xyxy"), "labels": np.array([index])}
+        return gl.Encoded(FILES[index]), target
 
     def make(p: Any) -> gl.Loader:
         chain = [T.Resize((40, 40)), kind(p=p)]
-        return gl.Loader(Boxed(), 4, transforms=chain, ragged="list", device="cpu", num_workers=0)
+        return cpu_loader(MapDataset(boxed, len(FILES)), 4, transforms=chain, ragged="list")
 
     with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as loader:
         for epoch, p in enumerate((0, 1, 0.5)):
             with make(p) as plain:
                 plain.set_epoch(epoch)
-                for (images, targets), (expected_images, expected_targets) in zip(loader, plain, strict=True):
-                    assert all(map(torch.equal, images, expected_images))
-                    for target, expected in zip(targets, expected_targets, strict=True):
-                        assert torch.equal(target["boxes"], expected["boxes"])
+                assert alike(list(loader), list(plain))
 
 
 def test_replay_gives_a_sample_the_size_of_its_epoch():
     chain = [T.RandomResizedCrop(T.by_epoch({0: 16, 1: 22}))]
-    with gl.Loader(Files(), 4, transforms=chain, num_workers=0, device="cpu") as loader:
+    with cpu_loader(ENCODED, 4, transforms=chain) as loader:
         assert loader.replay(1, 3).sample[0].shape == (3, 22, 22)
 
 
 def test_an_invalid_size_raises_an_error_when_its_epoch_begins():
     chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
-    with gl.Loader(Files(), 4, transforms=chain, num_workers=0, device="cpu") as loader:
+    with cpu_loader(ENCODED, 4, transforms=chain) as loader:
         assert len(list(loader)) == 3
         with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
             iter(loader)

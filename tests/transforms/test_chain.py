@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers.programs import run_python
 from transforms.drawing import KEY, NORMALIZE, TO_FLOAT
 
 from gpuload import transforms as T
@@ -102,19 +101,11 @@ def test_chain_refuses_torchvisions_compose_with_from_torchvision_as_the_remedy(
 
 
 def test_modules_are_accepted_anywhere_in_a_chain():
-    chain = T.Chain(
-        [
-            KorniaModule(),
-            T.CenterCrop(8),
-            torch.nn.Identity(),
-            NORMALIZE,
-            T.RandomApply([KorniaModule()]),
-            KorniaModule(),
-        ]
-    )
+    module = KorniaModule()
+    chain = T.Chain([module, T.CenterCrop(8), torch.nn.Identity(), NORMALIZE, T.RandomApply([module]), module])
     assert [type(call).__name__ for call in chain.calls] == ["Lambda"] * 3
     assert chain.module_names == ("the module KorniaModule",)
-    T.Chain([TO_FLOAT, KorniaModule(), T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
+    T.Chain([TO_FLOAT, module, T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
 
 
 def test_flips_behind_normalize_and_to_dtype_uint8_are_accepted():
@@ -175,8 +166,7 @@ def test_a_pickled_chain_is_small_and_does_not_import_torch():
     data = pickle.dumps(chain, protocol=5)
     assert len(data) < 1000
     code = f"import pickle, sys; print(pickle.loads({data!r})); assert 'torch' not in sys.modules"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == repr(chain)
+    assert run_python(code)[0] == f"{chain!r}\n"
 
 
 def test_a_sample_draws_the_same_in_any_batch():

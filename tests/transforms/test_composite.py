@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers.both_loaders import cpu_loader, gpuload_batches
+from helpers.map_datasets import MapDataset
 from scipy import stats
 from transforms.drawing import KEY, NORMALIZE, N, draw
 
@@ -191,25 +192,20 @@ GLOBAL_VIEW = [T.RandomResizedCrop(24, scale=(0.4, 1)), T.RandomHorizontalFlip()
 LOCAL_VIEW = [T.RandomResizedCrop(12, scale=(0.05, 0.4)), T.RandomHorizontalFlip()]
 
 
-class Pictures:
-    """A dataset of images of different sizes, with their indices."""
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        rng = np.random.default_rng(i)
-        return gl.Image(rng.integers(0, 256, (*rng.integers(30, 70, 2), 3), np.uint8)), i
+def make_picture(index: int):
+    rng = np.random.default_rng(index)
+    return gl.Image(rng.integers(0, 256, (*rng.integers(30, 70, 2), 3), np.uint8)), index
 
 
-def load(transforms, **options):
-    loader = gl.Loader(Pictures(), 8, transforms=transforms, device="cpu", seed=4, **options)
-    with loader:
-        return list(loader)
+PICTURES = MapDataset(make_picture, 20)
+
+
+def load(transforms, dataset=PICTURES, **options):
+    return gpuload_batches(dataset, 8, transforms=transforms, seed=4, **options)
 
 
 def test_multi_view_gives_different_views_in_order():
-    (views, labels), *_ = load([T.MultiView([GLOBAL_VIEW, GLOBAL_VIEW, *[LOCAL_VIEW] * 3]), NORMALIZE], num_workers=0)
+    (views, labels), *_ = load([T.MultiView([GLOBAL_VIEW, GLOBAL_VIEW, *[LOCAL_VIEW] * 3]), NORMALIZE])
     assert isinstance(views, list)
     assert [tuple(view.shape) for view in views] == [(8, 3, 24, 24)] * 2 + [(8, 3, 12, 12)] * 3
     assert all(view.dtype == torch.float32 for view in views)
@@ -221,8 +217,8 @@ def test_multi_view_gives_different_views_in_order():
 
 def test_loader_gives_the_views_of_the_stage():
     chain = T.Chain([T.RandomHorizontalFlip(), T.MultiView([GLOBAL_VIEW, LOCAL_VIEW]), NORMALIZE])
-    (views, _), *_ = load([*chain.transforms], num_workers=0)
-    arrays = [Pictures()[i][0].hwc for i in range(8)]
+    (views, _), *_ = load([*chain.transforms])
+    arrays = [make_picture(i)[0].hwc for i in range(8)]
     images, stage = RaggedImages.from_arrays(arrays), compile_stage(chain, device="cpu")
     for view in (0, 1):
         program = chain.draw(epoch_key(4, 0), np.arange(8), images.sizes_hw, view=view)
@@ -254,31 +250,20 @@ def test_regions_of_multi_view_enclose_the_crops_of_all_views():
 @pytest.mark.processes
 def test_multi_view_gives_equal_bits_with_workers_and_in_replay():
     transforms = [T.MultiView([GLOBAL_VIEW, *[LOCAL_VIEW] * 2]), NORMALIZE]
-    in_process, with_workers = load(transforms, num_workers=0), load(transforms, num_workers=2)
+    in_process, with_workers = load(transforms), load(transforms, num_workers=2)
     for (ours, _), (theirs, _) in zip(in_process, with_workers, strict=True):
         assert all(torch.equal(image, other) for image, other in zip(ours, theirs, strict=True))
-    loader = gl.Loader(Pictures(), 8, transforms=transforms, device="cpu", seed=4, num_workers=0)
-    replayed = loader.replay(0, 11)
+    with cpu_loader(PICTURES, 8, transforms=transforms, seed=4) as loader:
+        replayed = loader.replay(0, 11)
     assert all(torch.equal(image, other[3]) for image, other in zip(replayed.sample[0], in_process[1][0], strict=True))
 
 
-def test_multi_view_reads_each_file_once(tmp_path):
-    (tmp_path / "a").mkdir()
-    for i in range(4):
-        Image.fromarray(Pictures()[i][0].hwc).save(tmp_path / "a" / f"{i}.png")
-    reads = []
-
-    class CountedFolder(gl.ImageFolder):
-        def __getitem__(self, i):
-            reads.append(i)
-            return super().__getitem__(i)
-
-    with gl.Loader(
-        CountedFolder(tmp_path), 4, transforms=[T.MultiView([LOCAL_VIEW] * 4)], device="cpu", num_workers=0
-    ) as loader:
-        ((views, _),) = loader
+def test_multi_view_reads_each_sample_once():
+    indices = []
+    dataset = MapDataset(lambda index: indices.append(index) or make_picture(index), 4)
+    [(views, _)] = load([T.MultiView([LOCAL_VIEW] * 4)], dataset)
     assert len(views) == 4
-    assert reads == [0, 1, 2, 3]
+    assert indices == [0, 1, 2, 3]
 
 
 def test_collate_fn_receives_samples_with_a_list_of_views():
@@ -287,10 +272,10 @@ def test_collate_fn_receives_samples_with_a_list_of_views():
         return torch.stack([image[1] for image, _ in samples]), [number for _, number in samples]
 
     transforms = [T.MultiView([GLOBAL_VIEW, LOCAL_VIEW])]
-    default, collated = load(transforms, num_workers=0), load(transforms, num_workers=0, collate_fn=collate)
+    default, collated = load(transforms), load(transforms, collate_fn=collate)
     assert all(torch.equal(a[0][1], b[0]) for a, b in zip(default, collated, strict=True))
 
 
 def test_views_of_different_sizes_are_lists_with_ragged_list():
     (views, _), *_ = load([T.MultiView([[T.Identity()], LOCAL_VIEW])], num_workers=0, ragged="list")
-    assert [tuple(image.shape[1:]) for image in views[0]] == [Pictures()[i][0].hwc.shape[:2] for i in range(8)]
+    assert [tuple(image.shape[1:]) for image in views[0]] == [make_picture(i)[0].hwc.shape[:2] for i in range(8)]

@@ -108,17 +108,6 @@ def test_from_torchvision_converts_every_argument(module, name):
         assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(fewer)))) == without
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_from_torchvision_of_defaults_gives_defaults(name):
-    required = {
-        key: value
-        for key, value in EXAMPLES[name].items()
-        if inspect.signature(getattr(T, name)).parameters[key].default is inspect.Parameter.empty
-    }
-    ours = all_fields([getattr(T, name)(**required)])
-    assert all_fields(T.from_torchvision(getattr(v2, name)(**torchvision_arguments(required)))) == ours
-
-
 def test_from_torchvision_converts_labels_getters():
     for kind in ("MixUp", "CutMix"):
         for getter in ("default", None, second):

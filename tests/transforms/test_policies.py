@@ -116,9 +116,8 @@ def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
     original = v2.TrivialAugmentWide(interpolation="bilinear", fill=[3, 90, 200])
     ours = T.TrivialAugmentWide(interpolation="bilinear", fill=(3, 90, 200))
     kind_index = KINDS.index(kind)
-    bin_indices = np.arange(31)[:, None]
     sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
-    strengths = WIDE_SPACE.magnitudes(np.full((31, 1), kind_index), 31, bin_indices, sizes)
+    strengths = WIDE_SPACE.magnitudes(np.full((31, 1), kind_index), 31, np.arange(31)[:, None], sizes)
     signs = (1, -1) if 1 <= kind_index <= 9 else (1,)
     magnitudes = np.concatenate([strengths * sign for sign in signs])
     count = len(magnitudes)
