@@ -67,7 +67,7 @@ NEEDED = {
     "tests/datasets/stores/test_lmdb.py": ("lmdb",),
     "tests/datasets/stores/test_parquet.py": ("pyarrow",),
     "tests/datasets/stores/test_remote.py": ("aiohttp",),
-    "tests/datasets/stores/test_remote_datasets.py": ("aiohttp", "typer"),
+    "tests/datasets/stores/test_remote_datasets.py": ("aiohttp", "h5py", "pyarrow", "typer"),
     "tests/exporters/": ("prometheus_client",),
     "tests/frameworks/test_accelerate.py": ("accelerate",),
     "tests/frameworks/test_lightning.py": ("pytorch_lightning", "torchdata"),

@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from helpers import lacking
 from helpers.arrow_threads import threads_of_arrow
+from helpers.both_loaders import gpuload_batches
 from helpers.generated_images import jpeg_bytes, smooth_image
+from helpers.map_datasets import MapDataset
 from helpers.patterns import exactly
 from helpers.programs import run_python
 
@@ -66,16 +68,21 @@ READ_BY_PANDAS = {  # pyarrow imports pandas for these
     "timestamp[ns, tz=UTC]": MOMENT.replace(tzinfo=datetime.UTC),
     "duration[ns]": datetime.timedelta(microseconds=7),
 }
+NEED_DATASETS = "workers import datasets to read a datasets.Dataset: "
 
 
 def reads_by_datasets(copied: Any) -> bool:
     return "dataset" in vars(copied)
 
 
+def pickled(wrapped: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    buffers: list[pickle.PickleBuffer] = []
+    return pickle.dumps(wrapped, 5, buffer_callback=buffers.append), buffers
+
+
 def pickle_and_unpickle(wrapped: Any) -> Any:
     """Return the copy that a worker receives."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
+    stream, buffers = pickled(wrapped)
     return pickle.loads(stream, buffers=buffers)
 
 
@@ -128,13 +135,8 @@ def make_rows(hf: ModuleType, count: int = 12, **columns: Any) -> Any:
 
 def write_rows(rows: Any, path: Path, batch: int = 3) -> Any:
     """Write the rows to a file of small record batches, and return them mapped from it."""
-    return rows.map(
-        lambda row: row,
-        cache_file_name=str(path),
-        writer_batch_size=batch,
-        load_from_cache_file=False,
-        keep_in_memory=False,
-    )
+    options = {"load_from_cache_file": False, "keep_in_memory": False}
+    return rows.map(lambda row: row, cache_file_name=str(path), writer_batch_size=batch, **options)
 
 
 @pytest.mark.parametrize("dtype", VALUES)
@@ -226,24 +228,23 @@ def test_rows_refuse_wrong_indices_like_datasets(hf: ModuleType, tmp_path: Path)
 
 
 def test_rows_name_an_image_that_is_not_on_this_machine(hf: ModuleType, tmp_path: Path) -> None:
-    paths = [str(tmp_path / "gone.jpg"), "zip://1.jpg::/data/x.zip", "hf://datasets/x/1.jpg"]
-    features = hf.Features({"x": hf.Image()})
-    rows = hf.Dataset.from_list([{"x": {"bytes": None, "path": path}} for path in paths], features=features)
-    wrapped = gl.wrap(rows)
+    paths = [str(tmp_path / "gone.jpg"), "zip://1.jpg::/data/x.zip", "hf://datasets/x/1.jpg", "https://localhost/1.jpg"]
+    rows = hf.Dataset.from_dict({"x": [{"bytes": None, "path": path} for path in paths]})
+    wrapped = gl.wrap(rows.cast_column("x", hf.Image()))
     copied = pickle_and_unpickle(wrapped)
     for index, path in enumerate(paths):
+        message = re.escape(f"file on this machine; download it beforehand: '{path}" if "://" in path else path)
         for each in (wrapped, copied):
-            with pytest.raises(FileNotFoundError, match=re.escape(path)):
+            with pytest.raises(FileNotFoundError, match=message):
                 each[index]
-    assert not reads_by_datasets(copied)
 
 
 def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: ModuleType, tmp_path: Path) -> None:
     sizes = []
     for count in (10, 2000):
         rows = write_rows(make_rows(hf, count), tmp_path / f"{count:04}.arrow", batch=5).select(range(3, count - 3))
-        buffers: list[pickle.PickleBuffer] = []
-        sizes.append(len(pickle.dumps(gl.wrap(rows), 5, buffer_callback=buffers.append)))
+        stream, buffers = pickled(gl.wrap(rows))
+        sizes.append(len(stream))
         assert buffers == []
     assert sizes[1] - sizes[0] < 20
     assert sizes[1] < 6000
@@ -251,11 +252,10 @@ def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: Module
 
 def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -> None:
     rows = make_rows(hf, 1000)
-    for part, most in ((rows, 1000 * 2200), (rows.select(range(500, 510)), 10 * 2200)):
-        buffers: list[pickle.PickleBuffer] = []
-        stream = pickle.dumps(gl.wrap(part), 5, buffer_callback=buffers.append)
+    for part in (rows, rows.select(range(500, 510))):
+        stream, buffers = pickled(gl.wrap(part))
         assert len(stream) < 8000
-        assert sum(buffer.raw().nbytes for buffer in buffers) < most
+        assert sum(buffer.raw().nbytes for buffer in buffers) < len(part) * 2200
         assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(part)[3])
 
 
@@ -295,34 +295,19 @@ print(threads())
     assert threads_of_arrow(code) == 0
 
 
-class ImportsRecorded:
-    """Samples with the libraries that the process that reads them has imported."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            **self.dataset[index],
-            **{name: name in sys.modules for name in ("pyarrow", "datasets", "torch", "pandas")},
-        }
-
-
 @pytest.mark.fresh
 @pytest.mark.processes
 def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: Path) -> None:
-    rows = write_rows(make_rows(hf), tmp_path / "rows.arrow").remove_columns(["corners", "caption"])
-    options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "transforms": [T.CenterCrop(16)]}
-    with gl.Loader(ImportsRecorded(gl.wrap(rows)), num_workers=2, **options) as loader:
-        batches = list(loader)
-    with gl.Loader(gl.wrap(rows), num_workers=0, **options) as loader:
-        for batch, expected in zip(batches, loader, strict=True):
-            assert batch["image"].equal(expected["image"])
-            assert batch["label"].equal(expected["label"])
-    for batch in batches:
+    rows = gl.wrap(write_rows(make_rows(hf), tmp_path / "rows.arrow").remove_columns(["corners", "caption"]))
+
+    def with_imports(index: int) -> dict[str, Any]:
+        return rows[index] | {name: name in sys.modules for name in ("pyarrow", "datasets", "torch", "pandas")}
+
+    options: dict[str, Any] = {"batch_size": 6, "transforms": [T.CenterCrop(16)]}
+    batches = gpuload_batches(MapDataset(with_imports, len(rows)), num_workers=2, **options)
+    for batch, expected in zip(batches, gpuload_batches(rows, **options), strict=True):
+        assert batch["image"].equal(expected["image"])
+        assert batch["label"].equal(expected["label"])
         assert batch["pyarrow"].all()
         assert not (batch["datasets"] | batch["torch"] | batch["pandas"]).any()
 
@@ -398,24 +383,20 @@ def test_rows_with_nanoseconds_or_zones_need_datasets(
     hf: ModuleType, logged: Callable[[], list[str]], dtype: str
 ) -> None:
     assert_same(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), portable=False)
-    assert logged() == [f"workers import datasets to read a datasets.Dataset: column 'when' is Value({dtype!r})"]
+    assert logged() == [f"{NEED_DATASETS}column 'when' is Value({dtype!r})"]
 
 
 def test_rows_with_other_columns_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     matrix = np.zeros((2, 2), np.float32).tolist()
     rows = make_rows(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
-    begin = "workers import datasets to read a datasets.Dataset: "
     assert_same(rows, portable=False)
     assert_same(rows.remove_columns("depth"), portable=False)
     disk = write_rows(rows, tmp_path / "rows.arrow")
     assert_same(disk.with_format(None, columns=["image", "label"]))
     assert_same(rows.with_format(None, columns=["image", "label"]), portable=False)
-    first, second, third = logged()
-    assert first == f"{begin}column 'depth' is Array2D((2, 2), 'float32')" or first.startswith(
-        f"{begin}column 'depth' is"
-    )
-    assert second.startswith(f"{begin}column 'words' is Translation(")
-    assert third.startswith(f"{begin}column 'depth' is stored as extension<")
+    reasons = "column 'depth' is ", "column 'words' is Translation(", "column 'depth' is stored as extension<"
+    for message, reason in zip(logged(), reasons, strict=True):
+        assert message.startswith(NEED_DATASETS + reason)
 
 
 def test_rows_that_were_cast_or_flattened_need_datasets(
@@ -428,13 +409,12 @@ def test_rows_that_were_cast_or_flattened_need_datasets(
     assert_same(rows.cast_column("path", hf.Image()), portable=False)
     assert rows.flatten().column_names == ["image", "label", "caption", "corners", "path", "deep.x"]
     assert_same(rows.flatten(), portable=False)
-    begin = "workers import datasets to read a datasets.Dataset: "
     reasons = ["column 'path' is string in its file, but was cast", "its table was changed by flatten()"]
-    assert logged() == [begin + reason for reason in reasons]
+    assert logged() == [NEED_DATASETS + reason for reason in reasons]
 
 
 def test_rows_with_a_format_set_later_need_datasets(hf: ModuleType, logged: Callable[[], list[str]]) -> None:
     wrapped = gl.wrap(make_rows(hf))
     wrapped.dataset.set_format("numpy", columns=["label"])
     assert reads_by_datasets(pickle_and_unpickle(wrapped))
-    assert logged() == ["workers import datasets to read a datasets.Dataset: it has the format 'numpy'"]
+    assert logged() == [f"{NEED_DATASETS}it has the format 'numpy'"]

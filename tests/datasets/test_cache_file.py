@@ -17,8 +17,12 @@ from gpuload.datasets.cache_file import ENTRY, PAGE, CacheLocation, Entries
 MIB = 1 << 20
 
 
-def make_entries(samples: int = 100, limit: int = MIB) -> Entries:
-    return Entries(CacheLocation(samples, limit, bytes(range(16))))
+def make_entries(samples: int = 100, limit: int = MIB, folder: str = "", stored: int = 0) -> Entries:
+    """Make a cache that contains the first `stored` samples."""
+    cache = Entries(CacheLocation(samples, limit, bytes(range(16)), folder))
+    for number in range(stored):
+        cache.put(number, content(number))
+    return cache
 
 
 def content(number: int, nbytes: int = 5000) -> bytes:
@@ -42,6 +46,12 @@ def disk_bytes(cache: Entries) -> int:
     return os.fstat(cache._fd).st_blocks * 512 - cache._location.data_at
 
 
+def size_of(cache: Entries) -> tuple[int, int]:
+    """Return the number of entries and their bytes."""
+    totals = cache.totals()
+    return totals["entries"], totals["bytes_used"]
+
+
 def test_get_returns_what_was_put_and_totals_count() -> None:
     cache = make_entries()
     for number in (3, 99, 0):
@@ -50,9 +60,7 @@ def test_get_returns_what_was_put_and_totals_count() -> None:
     assert [get(cache, number) for number in (0, 3, 99)] == [content(0), content(3), content(99)]
     assert get(cache, 4) is None
     totals = cache.totals()
-    assert {name: totals[name] for name in ("hits", "misses", "entries", "bytes_used")} == {
-        "hits": 3, "misses": 4, "entries": 3, "bytes_used": 6 * PAGE,
-    }  # fmt: skip
+    assert [totals[name] for name in ("hits", "misses", "entries", "bytes_used")] == [3, 4, 3, 6 * PAGE]
     cache.put(1, bytes(MIB // 16))
     assert (get(cache, 1), cache.totals()["too_large"]) == (None, 1)
 
@@ -85,16 +93,13 @@ def test_get_of_a_damaged_entry_returns_none() -> None:
 
 @pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
 def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int, read_sizes: list[int]) -> None:
-    cache = make_entries(limit=1 << 50)
-    for number in range(10):
-        cache.put(number, content(number))
+    cache = make_entries(limit=1 << 50, stored=10)
     cache._words[5] = word
     read_sizes.clear()
     assert get(cache, 5) is None
     assert max(read_sizes, default=0) < 2 * PAGE
     assert [get(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
-    totals = cache.totals()
-    assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+    assert (*size_of(cache), disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
 @pytest.mark.parametrize("rebooted", [True, False])
@@ -102,27 +107,19 @@ def test_first_process_after_a_reboot_frees_lost_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
 ) -> None:
     """After a crash of the machine, half of an entry may be on the disk."""
-    location = 100, MIB, bytes(range(16)), str(tmp_path)
-    cache = Entries(CacheLocation(*location))
-    for number in range(4):
-        cache.put(number, content(number))
+    cache = make_entries(folder=str(tmp_path), stored=4)
     cache._words[2] = 0
     del cache
     if rebooted:
         monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
-    cache = Entries(CacheLocation(*location))
-    totals = cache.totals()
-    if rebooted:
-        assert (totals["entries"], totals["bytes_used"]) == (3, 6 * PAGE)
-        assert disk_bytes(cache) <= 6 * PAGE + PAGE
-    else:
-        assert (totals["entries"], totals["bytes_used"]) == (4, 8 * PAGE), "the table is read only after a reboot"
+    cache = make_entries(folder=str(tmp_path))
+    assert size_of(cache) == ((3, 6 * PAGE) if rebooted else (4, 8 * PAGE)), "the table is read only after a reboot"
+    assert disk_bytes(cache) <= size_of(cache)[1] + PAGE
     assert get(cache, 3) == content(3)
 
 
 def test_drop_keeps_an_entry_that_was_put_again() -> None:
-    cache = make_entries()
-    cache.put(3, content(3))
+    cache = make_entries(stored=4)
     word = int(cache._words[3])
     assert not cache.drop(3, word + 1)
     assert get(cache, 3) == content(3)
@@ -132,26 +129,22 @@ def test_drop_keeps_an_entry_that_was_put_again() -> None:
 
 @pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
 def test_totals_ignore_a_damaged_table_beyond_the_file(happens: str) -> None:
-    cache = make_entries(400)
-    for number in range(100):
-        cache.put(number, content(number))
+    cache = make_entries(400, stored=100)
     cache._words[50:60] = np.uint64((1 << 40) - 1 << 24 | 2)
     cache._words[60:70] = np.uint64((1 << 24) - 1)
     if happens == "a machine stops":
         cache._head.dirty = 1
-        totals = cache.totals()
-        assert (totals["entries"], totals["bytes_used"]) == (80, 160 * PAGE)
+        assert size_of(cache) == (80, 160 * PAGE)
         assert disk_bytes(cache) <= 160 * PAGE
     for number in range(100, 400):
         cache.put(number, content(number))
-    totals = cache.totals()
-    assert totals["bytes_used"] == totals["entries"] * 2 * PAGE <= MIB
+    entries, bytes_used = size_of(cache)
+    assert bytes_used == entries * 2 * PAGE <= MIB
     assert get(cache, 399) == content(399)
 
 
 def test_get_does_not_read_a_length_beyond_the_file(read_sizes: list[int]) -> None:
-    cache = make_entries(limit=1 << 50)
-    cache.put(5, content(5))
+    cache = make_entries(limit=1 << 50, stored=6)
     page = int(cache._words[5]) >> 24
     huge = ((1 << 24) - 1) * PAGE - ENTRY.size
     os.pwrite(cache._fd, ENTRY.pack(cache._location.key, 5, huge, 0), cache._location.data_at + page * PAGE)
@@ -208,9 +201,7 @@ def test_bytes_allowed_stay_at_the_limit_if_all_samples_fit() -> None:
 
 
 def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = make_entries()
-    cache.put(1, content(1))
-    cache.put(2, content(2))
+    cache = make_entries(stored=2)
     write = cache_file_module._write
 
     def full(fd: int, data: bytes, offset: int) -> None:
@@ -219,13 +210,12 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(cache_file_module, "_write", full)
     cache.put(3, content(3))
-    totals = cache.totals()
-    assert (totals["entries"], totals["bytes_used"], disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
-    assert totals["bytes_allowed"] < 4 * PAGE
+    assert (*size_of(cache), disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
+    assert cache.totals()["bytes_allowed"] < 4 * PAGE
     monkeypatch.undo()
     cache.put(3, content(3))
     assert get(cache, 3) is not None
-    assert get(cache, 1) is None, "evicted to make room"
+    assert get(cache, 0) is None, "evicted to make room"
 
 
 PROGRAM = """
@@ -251,15 +241,12 @@ PROGRAM = """
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
 def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_path: Path) -> None:
-    cache = Entries(CacheLocation(100, MIB, bytes(range(16)), str(tmp_path)))
-    for number in range(10):
-        cache.put(number, content(number))
+    cache = make_entries(folder=str(tmp_path), stored=10)
     process = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), when], timeout=60)
     assert process.returncode == -9
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
-    totals = cache.totals()
-    assert (totals["entries"], totals["bytes_used"]) == (expected, expected * 2 * PAGE)
+    assert size_of(cache) == (expected, expected * 2 * PAGE)
     assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system needs a block for its own list
     assert get(cache, 50) is None
     for number in range(10):

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -17,9 +15,12 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import alike, gpuload_batches
 from helpers.file_descriptors import open_of
 from helpers.jpeg_dataset import COUNT, LABELS, Held, equal, jpegs
 from helpers.matrix import matrix
+from helpers.processes import exit_code_in_fork
+from helpers.programs import run_python
 from helpers.tar_files import archive
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,8 +78,7 @@ def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
 
 def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
     steps = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-    with gl.Loader(dataset, 5, shuffle=True, transforms=steps, num_workers=workers, device="cpu") as loader:
-        return [batch for _ in range(count) for batch in loader]
+    return gpuload_batches(dataset, 5, shuffle=True, transforms=steps, num_workers=workers, epochs=count)
 
 
 @pytest.mark.processes
@@ -159,10 +159,9 @@ def test_cached_on_disk_serves_the_next_process_but_no_other_dataset(folder: Pat
         samples = dataset.__getitems__(range(len(dataset)))
         print(dataset.statistics().hits, len(dataset), "torch" in sys.modules)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(folder), str(folder.parent / "cache")]
 
     def run() -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        return run_python(textwrap.dedent(program), folder, folder.parent / "cache")[0].strip()
 
     assert run() == "0 12 False"
     assert run() == "12 12 False"
@@ -213,9 +212,7 @@ def test_cached_drops_a_sample_that_cannot_be_decoded_and_names_the_cache(worker
     mark = str(tmp_path / "repaired")
     inner = Cached(RepairedLater(jpegs(), LABELS), LIMIT)
     dataset = Cached(inner, LIMIT, where="disk", path=tmp_path / "cache", version="1")
-    message = (
-        rf"; it was dropped from the cache in '{tmp_path / 'cache'}' and the cache in memory, and will be read again"
-    )
+    message = f"; it was dropped from the cache in '{tmp_path}/cache' and the cache in memory, and will be read again"
     with gl.Loader(dataset, 4, num_workers=workers, device="cpu", on_error="skip", transforms=STEPS) as loader:
         with pytest.warns(RuntimeWarning, match=message):
             assert sum(len(labels) for _, labels in loader) == COUNT - 1
@@ -261,20 +258,10 @@ def array_store(path: Path, images: list[bytes]) -> Any:
     return lambda: gl.ArrayFile(path.with_suffix(".npy"), layout="data")
 
 
-STORES = {
-    "lmdb": lmdb_store,
-    "hdf5": hdf5_store,
-    "parquet": parquet_store,
-    "tar": tar_store,
-    "array": array_store,
-}
+STORES = {"lmdb": lmdb_store, "hdf5": hdf5_store, "parquet": parquet_store, "tar": tar_store, "array": array_store}
 
 
-@matrix(
-    store=STORES,
-    inside=["alone", "joined", "cached", "view"],
-    strength=1,
-)
+@matrix(store=STORES, inside=["alone", "joined", "cached", "view"], strength=1)
 def test_cached_reads_a_rewritten_store_again(store: str, inside: str, tmp_path: Path) -> None:
     wrap = {
         "alone": lambda store: store,
@@ -339,11 +326,9 @@ def test_cached_refuses_wrong_arguments(dataset: Any, options: dict[str, Any], e
 @pytest.mark.parametrize("workers", [0, 1])
 def test_cached_tensors_are_tensors_in_the_next_epoch(workers: int) -> None:
     dataset = Cached([(torch.full((3, 2, 2), i / 4), torch.tensor(i)) for i in range(4)], LIMIT)
-    with gl.Loader(dataset, 4, num_workers=workers, device="cpu") as loader:
-        for _ in range(2):
-            [(images, numbers)] = loader
-            assert torch.equal(images, torch.arange(4)[:, None, None, None] / 4 * torch.ones(4, 3, 2, 2))
-            assert numbers.tolist() == [0, 1, 2, 3]
+    for images, numbers in gpuload_batches(dataset, 4, num_workers=workers, epochs=2):
+        assert torch.equal(images, torch.arange(4)[:, None, None, None] / 4 * torch.ones(4, 3, 2, 2))
+        assert numbers.tolist() == [0, 1, 2, 3]
     assert (dataset.statistics().hits, dataset.statistics().misses) == (4, 4)
 
 
@@ -351,10 +336,7 @@ def test_cached_tensors_are_tensors_in_the_next_epoch(workers: int) -> None:
 def test_cached_is_shared_with_a_fork() -> None:
     dataset = Cached([np.arange(5), 1], LIMIT)
     dataset[0]
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if np.array_equal(dataset[0], np.arange(5)) and dataset.statistics().hits == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert exit_code_in_fork(lambda: np.array_equal(dataset[0], np.arange(5)) and dataset.statistics().hits == 1) == 0
     assert dataset.statistics().hits == 1
 
 
@@ -387,7 +369,7 @@ def test_unpack_inverts_pack_with_types_and_order_of_keys(sample: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "array",
+    "value",
     [
         np.arange(6, dtype=">i2").reshape(2, 3),
         np.zeros((0, 4), np.float32),
@@ -397,28 +379,6 @@ def test_unpack_inverts_pack_with_types_and_order_of_keys(sample: Any) -> None:
         np.float16(1.5),
         np.int64(-3),
         np.arange(12).reshape(3, 4).T,
-    ],
-)
-def test_unpacked_arrays_keep_type_and_shape_and_are_writable(array: Any) -> None:
-    unpacked = pack_and_unpack({"a": array})["a"]
-    assert type(unpacked) is type(array)
-    assert (unpacked.dtype, unpacked.shape) == (array.dtype, array.shape)
-    assert np.array_equal(unpacked, array)
-    assert not isinstance(unpacked, np.ndarray) or unpacked.flags.writeable
-
-
-@pytest.mark.parametrize("channels", [1, 3, 13])
-def test_unpacked_images_equal_the_packed_ones(channels: int) -> None:
-    image = gl.Image(np.arange(6 * channels, dtype=np.uint16).reshape(channels, 2, 3), layout="CHW")
-    unpacked = pack_and_unpack({"image": image})["image"]
-    assert type(unpacked) is gl.Image
-    assert unpacked.hwc.dtype == np.uint16
-    assert np.array_equal(unpacked.hwc, image.hwc)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
         torch.arange(6, dtype=torch.int16).reshape(2, 3),
         torch.tensor(3),
         torch.tensor([True, False]),
@@ -429,22 +389,26 @@ def test_unpacked_images_equal_the_packed_ones(channels: int) -> None:
         torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
     ],
 )
-def test_unpacked_tensors_equal_the_packed_ones_and_are_writable(tensor: torch.Tensor) -> None:
-    unpacked = pack_and_unpack({"a": [tensor]})["a"][0]
-    assert (type(unpacked), unpacked.dtype, unpacked.shape) == (torch.Tensor, tensor.dtype, tensor.shape)
-    assert torch.equal(unpacked, tensor)
-    unpacked[...] = 0  # no warning that its memory is read-only
+def test_unpacked_arrays_and_tensors_keep_type_dtype_and_shape_and_are_writable(value: Any) -> None:
+    unpacked = pack_and_unpack({"a": [value]})["a"][0]
+    assert (type(unpacked), unpacked.dtype, unpacked.shape) == (type(value), value.dtype, value.shape)
+    assert (unpacked == value).all()
+    if not isinstance(value, np.generic):
+        unpacked[...] = 0  # without a warning that the memory of a tensor is read-only
 
 
-def test_unpacked_targets_equal_the_packed_ones() -> None:
-    mask, boxes, points = gl.Mask(gl.Encoded(b"png")), gl.Boxes([[1, 2, 3, 4]], "xywh"), gl.Keypoints([[1.5, 2.0]])
-    unpacked = pack_and_unpack((mask, boxes, points, gl.Mask(np.eye(3, dtype=np.uint8))))
-    assert [type(part) for part in unpacked] == [gl.Mask, gl.Boxes, gl.Keypoints, gl.Mask]
-    assert unpacked[0].array == mask.array
-    assert unpacked[1].format == "xywh"
-    assert np.array_equal(unpacked[1].array, boxes.array)
-    assert np.array_equal(unpacked[2].array, points.array)
-    assert np.array_equal(unpacked[3].array, np.eye(3))
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(gl.Image(np.arange(6 * n, dtype=np.uint16).reshape(n, 2, 3), layout="CHW") for n in (1, 3, 13)),
+        gl.Mask(gl.Encoded(b"png")),
+        gl.Mask(np.eye(3, dtype=np.uint8)),
+        gl.Boxes([[1, 2, 3, 4]], "xywh"),
+        gl.Keypoints([[1.5, 2.0]]),
+    ],
+)
+def test_unpacked_images_and_targets_equal_the_packed_ones(value: Any) -> None:
+    assert alike(pack_and_unpack((1, value)), (1, value))
 
 
 class Unsupported:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers.file_descriptors import open_below
 from helpers.patterns import exactly, starting
+from helpers.programs import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,15 +58,6 @@ def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[s
     return samples
 
 
-def test_image_folder_samples_equal_torchvisions(tmp_path: Path) -> None:
-    dataset = ImageFolder(write_files(tmp_path, "ant/1.jpg", "bee/2.jpg", "bee/3.jpg"))
-    assert list(dataset.samples) == torchvision_samples(tmp_path, (".jpg",))
-    assert dataset.samples[-1] == (str(tmp_path / "bee/3.jpg"), 1)
-    assert dataset.samples[1:] == list(dataset.samples)[1:]
-    assert [type(label) for _, label in dataset.samples] == [int] * 3
-    assert list(dataset.imgs) == list(dataset.samples)
-
-
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
 @pytest.mark.parametrize(
     ("name", "instead"),
@@ -84,19 +76,12 @@ def test_folder_refuses_arguments_of_torchvision_with_their_replacement(kind, na
         kind(tmp_path, **{name: None})
 
 
-@pytest.mark.parametrize(
-    ("kinds", "path", "got"),
-    [
-        (
-            [ImageFolder, ImageFiles, gl.FileList, gl.LMDB],
-            ["a", "b"],
-            "['a', 'b'] (list); create one dataset per path, and join them with +",
-        ),
-        ([ImageFolder, gl.FileList, gl.Parquet], None, "None (NoneType)"),
-    ],
-)
-def test_datasets_refuse_other_types_of_paths(kinds: list[type], path: Any, got: str) -> None:
-    for kind in kinds:
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles, gl.FileList, gl.LMDB])
+def test_datasets_refuse_other_types_of_paths(kind: type) -> None:
+    for path, got in (
+        (["a", "b"], "['a', 'b'] (list); create one dataset per path, and join them with +"),
+        (None, "None (NoneType)"),
+    ):
         with pytest.raises(TypeError, match=exactly(f"expected a path, a str or pathlib.Path, got {got}")):
             kind(path)
 
@@ -123,18 +108,15 @@ def test_image_folder_does_not_warn_if_some_classes_are_names_of_splits(tmp_path
     assert ImageFolder(write_files(tmp_path / "one", "train/2.jpg")).classes == ["train"]
 
 
-def test_image_files_refuses_classes(tmp_path: Path) -> None:
-    text = "ImageFiles has no argument 'classes'; its images have no labels; gpuload.ImageFolder has classes"
-    with pytest.raises(TypeError, match=exactly(text)):
-        ImageFiles(tmp_path, classes=["ant"])
-
-
 def test_image_folder_yields_encoded_bytes_with_path_and_label(tmp_path: Path) -> None:
     dataset = ImageFolder(write_files(tmp_path, "dog/1.jpg", "cat/2.png", "cat/1.jpeg"))
     assert dataset.classes == ["cat", "dog"]
     assert dataset.class_to_idx == {"cat": 0, "dog": 1}
     assert list(dataset.paths) == [f"{tmp_path}/cat/1.jpeg", f"{tmp_path}/cat/2.png", f"{tmp_path}/dog/1.jpg"]
     assert dataset.labels.tolist() == dataset.targets.tolist() == [0, 0, 1]
+    assert list(dataset.samples) == list(dataset.imgs) == list(zip(dataset.paths, [0, 0, 1], strict=True))
+    assert dataset.samples[1:] == list(dataset.samples)[1:]
+    assert type(dataset.samples[2][1]) is int
     image, label = dataset[2]
     assert image == Encoded(b"dog/1.jpg", "RGB", f"{tmp_path}/dog/1.jpg")
     assert label == 1
@@ -187,19 +169,14 @@ def test_image_files_ignores_folders_and_fifos_named_like_images(tmp_path: Path)
     assert relative_paths(ImageFiles(tmp_path)) == ["a.jpg", "folder.jpg/b.jpg"]
 
 
-def test_image_folder_with_a_relative_root_is_read_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_folder_takes_a_relative_root_and_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, "data/c/1.jpg")
-    monkeypatch.chdir(tmp_path)
-    dataset = ImageFolder("data")
-    monkeypatch.chdir("/")
-    assert dataset.root == str(tmp_path / "data")
-    assert dataset[0][0].data == b"data/c/1.jpg"
-
-
-def test_image_folder_expands_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files(tmp_path, "c/1.jpg")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert ImageFolder("~").root == str(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    datasets = [ImageFolder("data"), ImageFolder("~/data")]
+    monkeypatch.chdir("/")
+    assert [dataset.root for dataset in datasets] == [str(tmp_path / "data")] * 2
+    assert datasets[0][0][0].data == b"data/c/1.jpg"
 
 
 def test_image_folder_order_equals_torchvisions_where_files_and_folders_share_prefixes(tmp_path: Path) -> None:
@@ -238,20 +215,14 @@ def test_order_is_torchvisions_for_any_tree(tmp_path_factory: pytest.TempPathFac
 def test_image_folder_order_does_not_depend_on_scandir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, *(f"{c}/{d}/{f}.jpg" for c in "zyx" for d in "321" for f in ("b", "a", "é")))
     before = relative_paths(ImageFolder(tmp_path))
-    scandir = os.scandir
+    original = os.scandir
 
-    class Backwards:
-        def __init__(self, path: bytes) -> None:
-            with scandir(path) as entries:
-                self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
+    @contextlib.contextmanager
+    def scandir(path: bytes) -> Iterator[list[os.DirEntry]]:
+        with original(path) as entries:
+            yield sorted(entries, key=lambda entry: entry.name, reverse=True)
 
-        def __enter__(self) -> list[os.DirEntry]:
-            return self.entries
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(os, "scandir", Backwards)
+    monkeypatch.setattr(os, "scandir", scandir)
     assert relative_paths(ImageFolder(tmp_path)) == before
 
 
@@ -259,14 +230,10 @@ def test_image_folder_order_does_not_depend_on_scandir(tmp_path: Path, monkeypat
 def test_image_folder_order_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     write_files(tmp_path, "c/é.jpg", "c/e.jpg", "c/f.jpg", "c/E.jpg", b"c/\xff.jpg")
     code = "import sys; import gpuload as gl; print(bytes(gl.ImageFolder(sys.argv[1]).paths.data).hex())"
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     outputs = {
-        subprocess.run(
-            [sys.executable, *options, "-c", code, str(tmp_path)],
-            env={"LC_ALL": locale, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for locale, options in [("C", ["-X", "utf8=0"]), ("C.UTF-8", [])]
+        run_python(code, tmp_path, flags=flags, env={"LC_ALL": locale, **environment})
+        for locale, flags in [("C", ("-X", "utf8=0")), ("C.UTF-8", ())]
     }
     assert len(outputs) == 1
 
@@ -275,6 +242,9 @@ def test_image_files_takes_negative_indices_and_numpy_integers(tmp_path: Path) -
     dataset = ImageFiles(write_files(tmp_path, "1.jpg", "2.jpg", "3.jpg"))
     for index in (-3, -1, 0, 2, np.int64(1), np.uint8(2)):
         assert dataset[index].data == [b"1.jpg", b"2.jpg", b"3.jpg"][index]
+    for index, got in ((0.0, "0.0 (float)"), (slice(0, 1), "slice(0, 1, None) (slice)")):
+        with pytest.raises(TypeError, match=exactly(f"an index must be an integer, got {got}")):
+            dataset[index]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
@@ -284,31 +254,6 @@ def test_folder_refuses_an_index_out_of_range(tmp_path: Path, kind: Callable, in
     text = f"index {index} is out of range: {kind.__name__}({str(tmp_path)!r}) has 3 images"
     with pytest.raises(IndexError, match=exactly(text)):
         dataset[index]
-
-
-@pytest.mark.parametrize(("index", "got"), [(0.0, "0.0 (float)"), (slice(0, 1), "slice(0, 1, None) (slice)")])
-def test_image_files_refuses_an_index_that_is_not_an_integer(tmp_path: Path, index: Any, got: str) -> None:
-    with pytest.raises(TypeError, match=exactly(f"an index must be an integer, got {got}")):
-        ImageFiles(write_files(tmp_path, "1.jpg"))[index]
-
-
-def test_image_folder_raises_file_not_found_for_a_deleted_file(tmp_path: Path) -> None:
-    dataset = ImageFolder(write_files(tmp_path, "a/1.jpg", "a/2.jpg"))
-    (tmp_path / "a/1.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{tmp_path}/a/1.jpg'")):
-        dataset[0]
-    assert dataset[1][0].data == b"a/2.jpg"
-
-
-def test_image_files_closes_each_file_after_reading(tmp_path: Path) -> None:
-    dataset = ImageFiles(write_files(tmp_path, "1.jpg", "2.jpg"))
-    (tmp_path / "2.jpg").unlink()
-    (tmp_path / "2.jpg").mkdir()
-    for _ in range(5):
-        dataset[0]
-        with pytest.raises(IsADirectoryError):
-            dataset[1]
-    assert open_below(tmp_path) == 0
 
 
 def test_image_files_reads_a_file_completely_in_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,43 +267,43 @@ def test_image_files_reads_a_file_completely_in_short_reads(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
-class TestRoots:
-    def test_missing_root_and_file_as_root_are_refused(self, tmp_path: Path, kind: Callable) -> None:
-        text = f"'{tmp_path}/no' does not exist; expected a folder of images (got '{tmp_path}/no')"
-        with pytest.raises(FileNotFoundError, match=exactly(text)):
-            kind(f"{tmp_path}/no")
-        text = f"'{write_files(tmp_path, 'a.jpg')}/a.jpg' is a file; expected a folder of images"
-        with pytest.raises(NotADirectoryError, match=exactly(text)):
-            kind(tmp_path / "a.jpg")
+def test_folder_refuses_a_missing_root_and_a_file_as_root(tmp_path: Path, kind: Callable) -> None:
+    text = f"'{tmp_path}/no' does not exist; expected a folder of images (got '{tmp_path}/no')"
+    with pytest.raises(FileNotFoundError, match=exactly(text)):
+        kind(f"{tmp_path}/no")
+    text = f"'{write_files(tmp_path, 'a.jpg')}/a.jpg' is a file; expected a folder of images"
+    with pytest.raises(NotADirectoryError, match=exactly(text)):
+        kind(tmp_path / "a.jpg")
 
-    @pytest.mark.parametrize(
-        ("options", "text"),
-        [
-            ({"extensions": (".png", "jpg")}, "extensions must be endings with their dot, such as '.jpg', got 'jpg'"),
-            ({"extensions": ()}, "extensions must name at least one ending, such as '.jpg'"),
-            ({"mode": "BGR"}, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
-        ],
-    )
-    def test_wrong_extensions_and_modes_are_refused(
-        self, tmp_path: Path, kind: Callable, options: dict[str, Any], text: str
-    ) -> None:
-        with pytest.raises(ValueError, match=exactly(text)):
-            kind(tmp_path, **options)
 
-    def test_unreadable_subfolder_raises_permission_error(
-        self, tmp_path: Path, kind: Callable, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write_files(tmp_path, "a/1.jpg", "a/b/1.jpg")
-        original = os.scandir
+@pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"extensions": (".png", "jpg")}, "extensions must be endings with their dot, such as '.jpg', got 'jpg'"),
+        ({"extensions": ()}, "extensions must name at least one ending, such as '.jpg'"),
+        ({"mode": "BGR"}, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
+    ],
+)
+def test_folder_refuses_wrong_extensions_and_modes(
+    tmp_path: Path, kind: Callable, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=exactly(text)):
+        kind(tmp_path, **options)
 
-        def scandir(path: bytes) -> object:
-            if path.endswith(b"/a/b"):  # the tests may run as the superuser, who may read everything
-                raise PermissionError(13, "Permission denied", path)
-            return original(path)
 
-        monkeypatch.setattr(os, "scandir", scandir)
-        with pytest.raises(PermissionError, match="a/b"):
-            kind(tmp_path)
+def test_unreadable_subfolder_raises_permission_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, "a/1.jpg", "a/b/1.jpg")
+    original = os.scandir
+
+    def scandir(path: bytes) -> object:
+        if path.endswith(b"/a/b"):  # the tests may run as the superuser, who may read everything
+            raise PermissionError(13, "Permission denied", path)
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="a/b"):
+        ImageFolder(tmp_path)
 
 
 def test_image_folder_refuses_a_root_without_subfolders(tmp_path: Path) -> None:
@@ -370,7 +315,7 @@ def test_image_folder_refuses_a_root_without_subfolders(tmp_path: Path) -> None:
         ImageFolder(write_files(tmp_path, "a.jpg"))
 
 
-def test_image_folder_refuses_a_class_without_images(tmp_path: Path) -> None:
+def test_image_folder_refuses_classes_without_images(tmp_path: Path) -> None:
     write_files(tmp_path, "cat/1.jpg", "dog/notes.txt")
     text = (
         f"a class has no images in '{tmp_path}': 'dog'; searched at any depth for names that end in {ENDINGS}. "
@@ -380,11 +325,8 @@ def test_image_folder_refuses_a_class_without_images(tmp_path: Path) -> None:
     )
     with pytest.raises(FileNotFoundError, match=exactly(text)):
         ImageFolder(tmp_path)
-
-
-def test_image_folder_names_three_of_many_classes_without_images(tmp_path: Path) -> None:
-    write_files(tmp_path, "cat/1.jpg", *(f"{name}/1.gif" for name in "abdef"))
-    text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'd' and 2 more; searched at any depth"
+    write_files(tmp_path, *(f"{name}/1.gif" for name in "abef"))
+    text = f"5 classes have no images in '{tmp_path}': 'a', 'b', 'dog' and 2 more; searched at any depth"
     with pytest.raises(FileNotFoundError, match=starting(text)):
         ImageFolder(tmp_path)
 
@@ -467,32 +409,26 @@ class TestLinks:
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root)
 
+    @pytest.mark.parametrize("root_name", ["root", "alias"])
+    def test_links_inside_the_root_are_followed(self, root: Path, root_name: str) -> None:
+        (root.parent / "alias").symlink_to("root")
+        (root / "a/0.jpg").symlink_to("missing.jpg")
+        (root / "a/link.jpg").symlink_to(root / "a/1.jpg")
+        (root / "b").symlink_to(root / "a" / "sub")
+        (root / "a/notes.txt").symlink_to("../../outside/1.jpg")  # is not an image
+        dataset = ImageFolder(root.parent / root_name)
+        assert relative_paths(dataset) == ["a/0.jpg", "a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/2.jpg"]
+        assert dataset.classes == ["a", "b"]
+        with pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{dataset.paths[0]}'")):
+            dataset[0]
+        assert dataset[1][0].data == b"root/a/1.jpg"
+
     def test_links_out_of_the_root_are_followed_with_follow_links(self, root: Path) -> None:
         (root / "a/link.jpg").symlink_to(root.parent / "outside/1.jpg")
         (root / "b").symlink_to("../outside")
         dataset = ImageFolder(root, follow_links=True)
         assert relative_paths(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/1.jpg"]
         assert [dataset[i][0].data for i in (1, 3)] == [b"outside/1.jpg"] * 2
-
-    def test_links_inside_the_root_are_followed(self, root: Path) -> None:
-        (root / "a/link.jpg").symlink_to("1.jpg")
-        (root / "b").symlink_to(root / "a" / "sub")
-        (root / "a/notes.txt").symlink_to("../../outside/1.jpg")  # is not an image
-        dataset = ImageFolder(root)
-        assert relative_paths(dataset) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg", "b/2.jpg"]
-        assert dataset.classes == ["a", "b"]
-
-    def test_links_inside_a_root_that_is_a_link_are_followed(self, root: Path) -> None:
-        (root.parent / "alias").symlink_to("root")
-        (root / "a/link.jpg").symlink_to(root / "a/1.jpg")
-        assert relative_paths(ImageFolder(root.parent / "alias")) == ["a/1.jpg", "a/link.jpg", "a/sub/2.jpg"]
-
-    def test_links_to_a_missing_file_fail_when_read(self, root: Path) -> None:
-        (root / "a/0.jpg").symlink_to("gone.jpg")
-        dataset = ImageFolder(root)
-        with pytest.raises(FileNotFoundError, match=re.escape("a/0.jpg")):
-            dataset[0]
-        assert dataset[1][0].data == b"root/a/1.jpg"
 
     @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
     @pytest.mark.parametrize("follow_links", [False, True])
@@ -537,14 +473,11 @@ def large_folder(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
     return ImageFolder(root)
 
 
-def test_image_folder_labels_have_the_smallest_unsigned_dtype(tmp_path: Path) -> None:
-    write_files(tmp_path, *(f"{name:03d}/1.jpg" for name in range(257)))
-    dataset = ImageFolder(tmp_path)
-    assert dataset.labels.dtype == np.uint16
-    assert dataset.labels.tolist() == list(range(257))
-    (tmp_path / "256/1.jpg").unlink()
-    (tmp_path / "256").rmdir()
-    assert ImageFolder(tmp_path).labels.dtype == np.uint8
+@pytest.mark.parametrize(("classes", "dtype"), [(256, np.uint8), (257, np.uint16)])
+def test_image_folder_labels_have_the_smallest_unsigned_dtype(tmp_path: Path, classes: int, dtype: type) -> None:
+    dataset = ImageFolder(write_files(tmp_path, *(f"{name:03d}/1.jpg" for name in range(classes))))
+    assert dataset.labels.dtype == dtype
+    assert dataset.labels.tolist() == list(range(classes))
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
@@ -582,11 +515,7 @@ def test_image_folder_is_read_without_torch_pillow_and_torchvision(large_folder:
         "ImageFolder(sys.argv[1])[0]\n"
         "print([name for name in ('torch', 'PIL', 'torchvision') if name in sys.modules])"
     )
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.run(
-        [sys.executable, "-c", code, large_folder.root], env=environment, check=True, capture_output=True, text=True
-    )
-    assert process.stdout == "[]\n"
+    assert run_python(code, large_folder.root, env={"PYTHONPATH": os.pathsep.join(sys.path)})[0] == "[]\n"
 
 
 @pytest.fixture
@@ -618,11 +547,8 @@ def test_folder_scan_is_cached_until_a_change(kind, cached_folder: Path, monkeyp
 def test_folder_scan_is_repeated_for_other_arguments(cached_folder: Path) -> None:
     (cached_folder / "ant" / "3.png").touch()
     set_folder_times(cached_folder)
-    assert [len(ImageFolder(cached_folder, extensions=ending)) for ending in (".jpg", (".jpg", ".png"), ".jpg")] == [
-        3,
-        4,
-        3,
-    ]
+    for endings, count in ((".jpg", 3), ((".jpg", ".png"), 4), (".jpg", 3)):
+        assert len(ImageFolder(cached_folder, extensions=endings)) == count
     assert len(ImageFiles(cached_folder)) == 4
 
 
@@ -633,9 +559,7 @@ def test_folder_scan_of_a_recently_changed_folder_is_not_cached(cached_folder: P
 
 
 def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a.jpg", "b.jpg", "c.jpg"):
-        (tmp_path / name).write_bytes(b"...")
-    dataset, advised = ImageFiles(tmp_path), []
+    dataset, advised = ImageFiles(write_files(tmp_path, "a.jpg", "b.jpg", "c.jpg")), []
     (tmp_path / "b.jpg").unlink()
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))

@@ -9,8 +9,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from helpers.both_loaders import alike
+from helpers.map_datasets import MapDataset
 from helpers.matrix import matrix
 from helpers.patterns import exactly
+from helpers.picture_folders import folder
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -46,6 +49,11 @@ def labels_of(batches) -> list[int]:
     return [label for batch in batches for label in batch[1].tolist()]
 
 
+def by_dataset(labels: list[int]) -> tuple[list[int], list[int]]:
+    """Return the indices of the samples of each dataset of `make_mix`."""
+    return [label for label in labels if label < 1000], [label - 1000 for label in labels if label >= 1000]
+
+
 def test_mix_has_the_samples_of_its_datasets_in_order():
     mix = make_mix(length=500)
     assert (len(mix), mix.length, mix.sizes, mix.parts) == (350, 500, (300, 50), (7, 3))
@@ -77,50 +85,54 @@ def test_mix_weights_without_small_integers_become_nearly_proportional(weights):
     assert abs(Fraction(parts[0], sum(parts)) - Fraction(weights[0]) / sum(map(Fraction, weights))) < 1e-9
 
 
+SAME_STRUCTURE = "datasets whose samples have the same structure, but datasets[0] (list) yields"
+
+
 @pytest.mark.parametrize(
-    ("make", "error", "text"),
+    ("datasets", "weights", "error", "text"),
     [
-        (lambda: gl.Mix("ab", [1]), TypeError, "Mix() takes a list of datasets, got str"),
-        (lambda: gl.Mix([], []), ValueError, "Mix() takes at least one dataset, got an empty list"),
+        ("ab", [1], TypeError, "() takes a list of datasets, got str"),
+        ([], [], ValueError, "() takes at least one dataset, got an empty list"),
         (
-            lambda: gl.Mix([[1], iter([])], [1, 1]),
+            [[1], iter([])],
+            [1, 1],
             TypeError,
-            "Mix() takes map-style datasets, but datasets[1] is of type list_iterator, which is iterable and defines "
-            "its own order; mix inside its __iter__",
+            "() takes map-style datasets, but datasets[1] is of type list_iterator, which is iterable and defines its "
+            "own order; mix inside its __iter__",
         ),
         (
-            lambda: gl.Mix([3], [1]),
+            [3],
+            [1],
             TypeError,
-            "Mix() takes map-style datasets, which have __len__ and __getitem__, but datasets[0] is of type int",
+            "() takes map-style datasets, which have __len__ and __getitem__, but datasets[0] is of type int",
         ),
         (
-            lambda: gl.Mix([[1], []], [1, 1]),
+            [[1], []],
+            [1, 1],
             ValueError,
-            "Mix() takes datasets with samples, but datasets[1], of type list, has length 0; remove it",
+            "() takes datasets with samples, but datasets[1], of type list, has length 0; remove it",
         ),
+        ([[1], [2]], [1], ValueError, "(weights=…) must be one number for each of the 2 datasets, got 1"),
+        ([[1]], ["a"], TypeError, "(weights=…) must be a number, got 'a' (str)"),
         (
-            lambda: gl.Mix([[1], [2]], [1]),
-            ValueError,
-            "Mix(weights=…) must be one number for each of the 2 datasets, got 1",
-        ),
-        (lambda: gl.Mix([[1]], ["a"]), TypeError, "Mix(weights=…) must be a number, got 'a' (str)"),
-        (
-            lambda: gl.Mix([[(1, 2)], [{"a": 1}]], [1, 1]),
+            [[(1, 2)], [{"a": 1}]],
+            [1, 1],
             TypeError,
-            "Mix() takes datasets whose samples have the same structure, but datasets[0] (list) yields (int, int), "
-            "and datasets[1] (list) yields {'a': int}; convert them with .map(fn)",
+            f"() takes {SAME_STRUCTURE} (int, int), and datasets[1] (list) yields {{'a': int}}; convert them with "
+            ".map(fn)",
         ),
         (
-            lambda: gl.Mix([[(gl.Encoded(b"a"), 2)], [(gl.Encoded(b"a"), gl.Boxes([]))]], [1, 1]),
+            [[(gl.Encoded(b"a"), 2)], [(gl.Encoded(b"a"), gl.Boxes([]))]],
+            [1, 1],
             TypeError,
-            "Mix() takes datasets whose samples have the same structure, but datasets[0] (list) yields (Encoded, "
-            "int), and datasets[1] (list) yields (Encoded, Boxes); convert them with .map(fn)",
+            f"() takes {SAME_STRUCTURE} (Encoded, int), and datasets[1] (list) yields (Encoded, Boxes); convert them "
+            "with .map(fn)",
         ),
     ],
 )
-def test_mix_refuses_other_arguments(make, error, text):
-    with pytest.raises(error, match=exactly(text)):
-        make()
+def test_mix_refuses_other_arguments(datasets, weights, error, text):
+    with pytest.raises(error, match=exactly(f"Mix{text}")):
+        gl.Mix(datasets, weights)
 
 
 def test_mix_ignores_a_first_sample_that_cannot_be_read(tmp_path):
@@ -144,15 +156,9 @@ def test_mix_takes_samples_that_batch_together(one, other):
 
 
 def test_mix_does_not_read_a_dataset_of_the_users():
-    class Counted(Numbered):
-        reads = 0
-
-        def __getitem__(self, index):
-            Counted.reads += 1
-            return super().__getitem__(index)
-
-    gl.Mix([Counted(4), [1, 2]], [1, 1])
-    assert Counted.reads == 0
+    indices = []
+    gl.Mix([MapDataset(indices.append, 4), [1, 2]], [1, 1])
+    assert indices == []
 
 
 # Options that a Loader refuses
@@ -208,32 +214,26 @@ def test_mix_epoch_has_its_length_and_the_shares_in_each_block():
 
 def test_mix_datasets_continue_in_the_next_epoch():
     loader = make_loader(make_mix(length=256))
-    seen = np.array([label for _ in range(6) for label in labels_of(loader)])
-    for first, size in ((0, 300), (1000, 50)):
-        labels = seen[(seen >= first) & (seen < first + 1000)]
+    seen = [label for _ in range(6) for label in labels_of(loader)]
+    for labels, size in zip(by_dataset(seen), (300, 50), strict=True):
         assert len(labels) > size
         for begin in range(0, len(labels), size):
             pass_labels = labels[begin : begin + size]
-            assert len(set(pass_labels.tolist())) == len(pass_labels)
+            assert len(set(pass_labels)) == len(pass_labels)
 
 
 def test_mix_without_shuffle_reads_each_dataset_in_order():
     seen = labels_of(make_loader(make_mix(length=BLOCK), shuffle=False))
-    for first, size in ((0, 300), (1000, 50)):
-        positions = [label - first for label in seen if first <= label < first + 1000]
-        assert positions == [number % size for number in range(len(positions))]
+    for labels, size in zip(by_dataset(seen), (300, 50), strict=True):
+        assert labels == [number % size for number in range(len(labels))]
 
 
 @matrix(num_workers=[0, 2], stop=[0, 3, 11, 14], shuffle=[True, False, gl.BlockShuffle(block=8, window=4)])
 def test_mix_state_resumes_in_another_loader(num_workers, stop, shuffle):
-    def make_resumable(workers: int) -> gl.Loader:
-        return make_loader(make_mix(), shuffle=shuffle, num_workers=workers)
-
-    with (
-        make_resumable(0) as undisturbed_loader,
-        make_resumable(num_workers) as first,
-        make_resumable(2 - num_workers) as second,
-    ):
+    undisturbed_loader, first, second = (
+        make_loader(make_mix(), shuffle=shuffle, num_workers=workers) for workers in (0, num_workers, 2 - num_workers)
+    )
+    with first, second:
         undisturbed = [*undisturbed_loader, *undisturbed_loader]
         assert len(undisturbed) == 22
         seen = []
@@ -245,19 +245,13 @@ def test_mix_state_resumes_in_another_loader(num_workers, stop, shuffle):
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         while len(seen) < len(undisturbed):
             seen += list(second)
-    for (images, numbers), (expected, expected_numbers) in zip(seen, undisturbed, strict=True):
-        assert torch.equal(images, expected)
-        assert torch.equal(numbers, expected_numbers)
+    assert alike(seen, undisturbed)
 
 
 def test_mix_ranks_divide_the_batches_of_one_process():
-    expected = list(make_loader(make_mix(length=320), 32))
     batches_of_ranks = [list(make_loader(make_mix(length=320), 16, rank=rank, world_size=2)) for rank in range(2)]
-    for (images, numbers), (first, first_numbers), (second, second_numbers) in zip(
-        expected, *batches_of_ranks, strict=True
-    ):
-        assert torch.equal(images, torch.cat([first, second]))
-        assert torch.equal(numbers, torch.cat([first_numbers, second_numbers]))
+    joined = [[*map(torch.cat, zip(*batches, strict=True))] for batches in zip(*batches_of_ranks, strict=True)]
+    assert alike(joined, list(make_loader(make_mix(length=320), 32)))
 
 
 @pytest.mark.filterwarnings("ignore:sample .* is bad:RuntimeWarning")
@@ -288,11 +282,10 @@ def test_mix_replay_returns_the_sample_at_a_position():
 
 def test_mix_with_block_shuffle_reads_two_blocks_of_a_dataset_at_a_time():
     shuffle = gl.BlockShuffle(block=10, window=2)
-    seen = labels_of(make_loader(make_mix(length=BLOCK), shuffle=shuffle))
-    labels = np.array([label for label in seen if label < 300])
-    assert sorted(labels[:300].tolist()) == list(range(300))
+    labels, _ = by_dataset(labels_of(make_loader(make_mix(length=BLOCK), shuffle=shuffle)))
+    assert sorted(labels[:300]) == list(range(300))
     for begin in range(0, 300, 20):
-        assert len({label // 10 for label in labels[begin : begin + 20].tolist()}) == 2
+        assert len({label // 10 for label in labels[begin : begin + 20]}) == 2
     state = make_loader(make_mix(), shuffle=shuffle).state_dict()
     with pytest.raises(ValueError, match="order was 'mixed-"):
         make_loader(make_mix()).load_state_dict(state)
@@ -313,11 +306,7 @@ def test_mix_refuses_a_state_of_another_mix(other):
 
 
 def test_mix_of_folders_with_different_class_numbers_warns(tmp_path):
-    for root, names in (("one", "ab"), ("two", "ba")):
-        for name in names if root == "one" else "b":
-            (tmp_path / root / name).mkdir(parents=True)
-            (tmp_path / root / name / "0.jpg").write_bytes(b"0")
-    first, second = gl.ImageFolder(tmp_path / "one"), gl.ImageFolder(tmp_path / "two")
+    first, second = (gl.ImageFolder(folder(tmp_path / names, dict.fromkeys(names, 1))) for names in ("ab", "b"))
     with pytest.warns(UserWarning, match="label 0 is 'a' in the first and 'b' in the second") as caught:
         gl.Mix([first, second], [1, 1])
     assert caught[0].filename == __file__
@@ -330,9 +319,8 @@ def test_mix_loaders_sampler_has_the_indices_of_the_epoch():
     assert indices == [index for _, info in loader for index in info.indices.tolist()]
 
 
-@pytest.mark.parametrize("uneven", ["pad", "drop"])
-def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven):
-    parts = [
-        labels_of(make_loader(make_mix(length=331), 16, rank=rank, world_size=2, uneven=uneven)) for rank in range(2)
-    ]
-    assert [len(part) for part in parts] == [166 if uneven == "pad" else 165] * 2
+@pytest.mark.parametrize(("uneven", "length"), [("pad", 166), ("drop", 165)])
+def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven, length):
+    for rank in range(2):
+        loader = make_loader(make_mix(length=331), 16, rank=rank, world_size=2, uneven=uneven)
+        assert len(labels_of(loader)) == length

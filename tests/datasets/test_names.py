@@ -28,6 +28,10 @@ def test_datasets_refuse_transform_and_name_the_loader(kind):
         (lambda: gl.Coco("images", annFile="a.json"), "Coco has no argument 'annFile'; write annotations=…"),
         (lambda: gl.TarShards(urls="a.tar"), "TarShards has no argument 'urls'; write shards=…"),
         (lambda: gl.TarShards("a.tar", field="jpg"), "TarShards has no argument 'field'; did you mean fields?"),
+        (
+            lambda: gl.ImageFiles("a", classes=["ant"]),
+            "ImageFiles has no argument 'classes'; its images have no labels",
+        ),
         (lambda: gl.Cached([1], limit=3), "Cached has no argument 'limit'; did you mean bytes_limit?"),
     ],
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LIMIT_S", "is_alive", "stop_processes", "wait_until"]
+__all__ = ["LIMIT_S", "exit_code_in_fork", "is_alive", "stop_processes", "wait_until"]
 
 LIMIT_S = 120.0
 
@@ -36,3 +37,14 @@ def stop_processes(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: state_of(pid) == "T", "a process has stopped")
+
+
+def exit_code_in_fork(function: Callable[[], object]) -> int:
+    """Call a function in a forked child, and return its exit code: 0 if the result is true, 1 if it is false, 9 if the
+    function raises, and minus the number of a signal that kills it."""
+    if not (child := os.fork()):
+        try:
+            os._exit(0 if function() else 1)
+        finally:
+            os._exit(9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

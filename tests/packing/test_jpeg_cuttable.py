@@ -25,10 +25,14 @@ small_limits = mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYT
 needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
 
 
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+
+
 def grains(height: int, width: int) -> np.ndarray:
     """Return an image with less detail than noise, for which Pillow does not write optimized tables."""
-    noise = np.random.default_rng(0).integers(0, 256, (height // 2, width // 2, 3), np.uint8)
-    return np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
+    small = Image.fromarray(noise(height // 2, width // 2))
+    return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def decoded(jpeg: bytes) -> np.ndarray:
@@ -57,10 +61,10 @@ def replace_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str)
     ],
 )
 def test_make_cuttable_keeps_pixels_and_metadata(options):
-    noise = grains(240, 320)
     exif = Image.Exif()
     exif[0x0112] = 6
-    jpeg = encode(noise, "JPEG", quality=70, exif=exif, icc_profile=b"an ICC profile", comment=b"a comment", **options)
+    metadata = {"exif": exif, "icc_profile": b"an ICC profile", "comment": b"a comment"}
+    jpeg = encode(grains(240, 320), "JPEG", quality=70, **metadata, **options)
     cuttable = make_cuttable(jpeg + b"another picture")
     assert is_cuttable(cuttable, header_of(cuttable))
     with always:
@@ -68,8 +72,7 @@ def test_make_cuttable_keeps_pixels_and_metadata(options):
     np.testing.assert_array_equal(decoded(cuttable), decoded(jpeg))
     with Image.open(io.BytesIO(cuttable)) as image:
         assert image.getexif()[0x0112] == 6
-        assert image.info["icc_profile"] == b"an ICC profile"
-        assert image.info["comment"] == b"a comment"
+        assert (image.info["icc_profile"], image.info["comment"]) == (b"an ICC profile", b"a comment")
     assert make_cuttable(cuttable) == cuttable
 
 
@@ -94,15 +97,14 @@ def test_crops_of_cuttable_photographs_equal_those_of_the_originals(photos):
 @pytest.mark.processes
 def test_make_cuttable_returns_other_files_unchanged(tmp_path, monkeypatch):
     replace_jpegtran(tmp_path, monkeypatch, "exit 1")
-    noise, picture = grains(320, 240), grains(84, 122)
-    progressive = encode(noise, "JPEG", progressive=True)
-    sound = encode(noise, "JPEG")
+    large, picture = grains(320, 240), grains(84, 122)
+    progressive, sound = encode(large, "JPEG", progressive=True), encode(large, "JPEG")
     middle = header_of(sound).first_scan + 900
     files = {
         "nothing": b"",
         "no image": b"neither a JPEG nor another image",
         "PNG": encode(picture, "PNG"),
-        "CMYK": encode(noise, "JPEG", mode="CMYK"),
+        "CMYK": encode(large, "JPEG", mode="CMYK"),
         "too small": encode(picture, "JPEG"),
         "its header alone": sound[:200],
         "cut off": sound[:-400],
@@ -125,38 +127,34 @@ def test_make_cuttable_returns_other_files_unchanged(tmp_path, monkeypatch):
     ["/bin/cat sound; exit 2", "/bin/cat sound; echo Premature end >&2", "/bin/cat", "echo else", "/bin/cat other"],
 )
 def test_make_cuttable_returns_the_file_unchanged_if_jpegtran_fails(tmp_path, monkeypatch, script):
-    noise = grains(320, 240)
-    jpeg = encode(noise, "JPEG", progressive=True)
-    (tmp_path / "sound").write_bytes(encode(noise, "JPEG"))
-    (tmp_path / "other").write_bytes(encode(noise[1:], "JPEG"))
+    image = grains(320, 240)
+    jpeg, sound = encode(image, "JPEG", progressive=True), encode(image, "JPEG")
+    (tmp_path / "sound").write_bytes(sound)
+    (tmp_path / "other").write_bytes(encode(image[1:], "JPEG"))
     replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n{script}")
     assert make_cuttable(jpeg) == jpeg
     replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n/bin/cat sound")
-    assert make_cuttable(jpeg) == make_cuttable(encode(noise, "JPEG"))
+    assert make_cuttable(jpeg) == make_cuttable(sound)
 
 
 def test_make_cuttable_replaces_a_damaged_index():
-    noise = grains(320, 240)
-    jpeg = encode(noise, "JPEG", comment=b"a comment")
-    cuttable = make_cuttable(jpeg)
-    at = header_of(cuttable).index_at
-    damaged = cuttable[: at + 900] + bytes((cuttable[at + 900] ^ 1,)) + cuttable[at + 901 :]
-    assert not is_cuttable(damaged, header_of(damaged))
-    assert make_cuttable(damaged) == cuttable
+    cuttable = make_cuttable(encode(grains(320, 240), "JPEG", comment=b"a comment"))
+    damaged = bytearray(cuttable)
+    damaged[header_of(cuttable).index_at + 900] ^= 1
+    assert not is_cuttable(bytes(damaged), header_of(bytes(damaged)))
+    assert make_cuttable(bytes(damaged)) == cuttable
 
 
 def test_missing_jpegtran_raises_only_for_progressive_jpegs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    noise = grains(320, 240)
-    cuttable = make_cuttable(encode(noise, "JPEG"))
+    cuttable = make_cuttable(encode(grains(320, 240), "JPEG"))
     assert is_cuttable(cuttable, header_of(cuttable))
     with pytest.raises(GpuloadError, match=r"needs the program jpegtran, .* libjpeg-turbo-progs \(Debian, Ubuntu\)"):
-        make_cuttable(encode(noise, "JPEG", progressive=True))
+        make_cuttable(encode(grains(320, 240), "JPEG", progressive=True))
 
 
 def test_add_index_keeps_coded_data_metadata_and_tables():
-    noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    jpeg = encode(noise, "JPEG", icc_profile=b"an ICC profile", comment=b"a comment")
+    jpeg = encode(noise(240, 320), "JPEG", icc_profile=b"an ICC profile", comment=b"a comment")
     indexed = add_index(jpeg + b"a second picture", header_of(jpeg))
     header, original = header_of(indexed), header_of(jpeg)
     assert indexed[scan_start(indexed, header) :] == jpeg[scan_start(jpeg, original) :]
@@ -174,7 +172,7 @@ def test_add_index_adds_codes_that_a_table_lacks():
     assert before != after
     for number, table in before.items():
         assert after[number].codes().items() >= table.codes().items()
-    np.testing.assert_array_equal(*(np.asarray(Image.open(io.BytesIO(data))) for data in (jpeg, indexed)))
+    np.testing.assert_array_equal(decoded(indexed), decoded(jpeg))
 
 
 def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
@@ -190,26 +188,26 @@ def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
 
 def test_cut_finds_rows_longer_than_65535_bits():
     """Rows of noise of high quality have that many bits."""
-    noise = np.random.default_rng(0).integers(0, 256, (16, 3000, 3), np.uint8)
-    jpeg = encode(noise, "JPEG", quality=95, subsampling=0)
+    jpeg = encode(noise(16, 3000), "JPEG", quality=95, subsampling=0)
     indexed = add_index(jpeg, header_of(jpeg))
-    image = np.asarray(Image.open(io.BytesIO(jpeg)))
     with always:
         part = cut(indexed, header_of(indexed), (9, 2000, 5, 500))
-    pixels = np.asarray(Image.open(io.BytesIO(part.data)))
     top, left, height, width = part.region_tlhw
-    np.testing.assert_array_equal(pixels[top : top + height, left : left + width], image[9:14, 2000:2500])
+    np.testing.assert_array_equal(
+        decoded(part.data)[top : top + height, left : left + width], decoded(jpeg)[9:14, 2000:2500]
+    )
 
 
 def test_add_index_of_an_unusual_jpeg_returns_none():
-    noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    jpeg = encode(noise, "JPEG")
+    image = noise(240, 320)
+    jpeg = encode(image, "JPEG")
     header = header_of(jpeg)
+    assert add_index(jpeg, header) is not None
     start = header.first_scan
     tables_swapped = jpeg[: start + 5] + jpeg[start + 7 : start + 9] + jpeg[start + 5 : start + 7] + jpeg[start + 9 :]
-    assert add_index(jpeg, header) is not None
-    jpegs = tables_swapped, encode(noise, "JPEG", progressive=True), encode(noise, "JPEG", restart_marker_blocks=2)
-    for unusual in (*jpegs, encode(noise, "JPEG", mode="CMYK"), encode(noise[:30, :30], "JPEG")):
+    options = {"progressive": True}, {"restart_marker_blocks": 2}, {"mode": "CMYK"}
+    others = [encode(image, "JPEG", **option) for option in options]
+    for unusual in (tables_swapped, *others, encode(image[:30, :30], "JPEG")):
         assert add_index(unusual, header_of(unusual)) is None
 
 

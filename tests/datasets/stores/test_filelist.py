@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import lacking
 from helpers.arrow_threads import threads_of_arrow
+from helpers.both_loaders import gpuload_batches
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 from helpers.patterns import exactly
 from hypothesis import given
@@ -130,16 +131,14 @@ def test_file_list_does_not_warn_of_a_column_of_names(folder: Path, cells: list[
 @pytest.mark.usefixtures("index_cache")
 def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folder: Path) -> None:
     train = write_list(folder, "path,label\na.jpg,ant\nb.jpg,bee\nc.jpg,cat\n")
-    rows = "path,label\nx.jpg,cat\ny.jpg,bee\nz.jpg,cat\n"
-    assert write_list(folder, rows, "val.csv").labels.tolist() == [1, 0, 1]
-    for classes in (train, train.classes, ("ant", "bee", "cat")):
-        val = write_list(folder, rows, "val.csv", classes=classes)
-        assert (val.labels.tolist(), val.classes) == ([2, 1, 2], train.classes)
+    val = write_list(folder, "path,label\nx.jpg,cat\ny.jpg,bee\nz.jpg,cat\n", "val.csv")
+    assert val.labels.tolist() == [1, 0, 1]
+    for classes in (train, train.classes, ("ant", "bee", "cat"), ["cat", "bee"]):
+        val = FileList(folder / "val.csv", classes=classes)  # other classes are not read from the cache
+        assert val.classes == (["cat", "bee"] if len(val.classes) == 2 else train.classes)
+        assert [val.classes[label] for label in val.labels] == ["cat", "bee", "cat"]
     numbers = write_list(folder, "path,label\na.jpg,2\nb.jpg,10\n", "numbers.csv", classes=["2", "10", "x"])
     assert numbers.labels.tolist() == [0, 1], "with classes=, numbers are names"
-    assert write_list(folder, rows, "val.csv", classes=["cat", "bee"]).labels.tolist() == [0, 1, 0], (
-        "other classes are not read from the cache"
-    )
     text = (
         f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 names in classes= ('ant', 'cat'); "
         "append it to that list, so that the other labels stay the same, or remove it"
@@ -214,82 +213,60 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
     assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "the file changed"
 
 
-ROW = "path,label\na.jpg,1\n"
+NUL = "has a NUL byte, so it is damaged or not in UTF-8"
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "message"),
+    ("text", "message"),
     [
-        (
-            "file,label\na,1\n",
-            {},
-            "has no column 'path'; its first line is ['file', 'label']. Select columns with path=",
-        ),
-        (
-            "path,label\na.jpg,1\nb.jpg\n",
-            {},
-            "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b.jpg']",
-        ),
-        ("path,label\na.jpg,\n", {}, "line 2 of {} has no target; remove such rows, or pass target=None to"),
-        ("path,label\n,1\n", {}, "line 2 of {} must have a path, got ''"),
-        ("path,label\n", {}, "{} lists no images"),
-        ("", {}, "{} has no column 'path'; its first line is []"),
-        ('path,label\n"a.jpg"x,1\n', {}, "{} cannot be read as CSV in UTF-8, near line 2: "),
-        ("path,label\n", {"path": 0}, "path and target must be either column names, or column indices"),
-        (
-            "path;label\na.jpg;1\n",
-            {},
-            "{} has no column 'path'; its first line is ['path;label']. Its columns are separated by ';': pass "
-            "delimiter=';'",
-        ),
-        ("path\tlabel\na.jpg\t1\n", {}, "Its columns are separated by '\\t': pass delimiter='\\t'"),
-        ("path,label\na.jpg,1\n", {"delimiter": ";"}, "Its columns are separated by ',': pass delimiter=','"),
-        ("path;my, label\n", {"target": "my, label"}, "pass delimiter=';'"),
-        (
-            "a.jpg;1\n",
-            {"path": 0, "target": 1},
-            "line 1 of {} has 1 fields, but column 1 (counted from 0) is needed: ['a.jpg;1']; if ';' separates the "
-            "fields, pass delimiter=';'",
-        ),
-        (
-            "path, label\n",
-            {},
-            "{} has no column 'label'; its first line is ['path', ' label']. If you mean ' label', "
-            "pass target=' label'",
-        ),
-        ("Path,label\n", {}, "If you mean 'Path', pass path='Path'"),
-        ("path,label\na.jpg,1\nb\0.jpg,1\n", {}, "line 3 of {} has a NUL byte, so it is damaged or not in UTF-8"),
-        ("path,label\na.jpg,\x001\n", {}, "line 2 of {} has a NUL byte, so it is damaged or not in UTF-8"),
-        (
-            "p\0a\0t\0h\0,\0",
-            {},
-            "the first line of {} has a NUL byte, so it is damaged or not in UTF-8 (UTF-16 text is "
-            "full of NUL bytes); save the table as UTF-8",
-        ),
-        ("path,label\n", {"delimiter": ";;"}, "delimiter must be one character, such as ';' or '\\t', got ';;'"),
-        ("path,label\n", {"delimiter": ""}, "delimiter must be one character, such as ';' or '\\t', got ''"),
-        (ROW, {"target": []}, "target must be a column, or a list of distinct columns, got []"),
-        (ROW, {"target": ["a", "a"]}, "target must be a column, or a list of distinct columns, got ['a', 'a']"),
-        (
-            ROW,
-            {"target": ["a"], "classes": ["x"]},
-            "targets, classes= must be a dict {'a': names, …}, got ['x']",
-        ),
-        (ROW, {"target": ["a"], "classes": {"b": ["x"]}}, "several targets, classes= must be a dict {'a': names, …}"),
-        (
-            ROW,
-            {"target": None, "classes": ["x"]},
-            "classes= names the targets, but target=None reads no targets; omit one of them",
-        ),
-        (ROW, {"target": ["label", 1]}, "path and target must be either column names, or column indices"),
-        ("path,label\n../secret.jpg,1\n", {}, "line 2 of {} has the path '../secret.jpg', which points outside"),
-        ("path,label\nsub/../../secret.jpg,1\n", {}, "has the path 'sub/../../secret.jpg', which points outside"),
-        ("path,label\n/etc/passwd,1\n", {"root": "/data"}, "'/etc/passwd', which points outside '/data'; pass a root="),
+        ("file,label\n", "{} has no column 'path'; its first line is ['file', 'label']. Select columns with path"),
+        ("", "{} has no column 'path'; its first line is []"),
+        ("path;label\n", "its first line is ['path;label']. Its columns are separated by ';': pass delimiter=';'"),
+        ("path\tlabel\n", "Its columns are separated by '\\t': pass delimiter='\\t'"),
+        ("path, label\n", "its first line is ['path', ' label']. If you mean ' label', pass target=' label'"),
+        ("Path,label\n", "If you mean 'Path', pass path='Path'"),
+        ("p\0a\0t\0h\0", f"first line of {{}} {NUL} (UTF-16 text is full of NUL bytes); save the table as UTF-8"),
+        ("path,label\n", "{} lists no images"),
+        ("path,label\na,1\nb\n", "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b']"),
+        ("path,label\na.jpg,\n", "line 2 of {} has no target; remove such rows, or pass target=None to"),
+        ("path,label\n,1\n", "line 2 of {} must have a path, got ''"),
+        ('path,label\n"a.jpg"x,1\n', "{} cannot be read as CSV in UTF-8, near line 2: "),
+        ("path,label\na.jpg,1\nb\0.jpg,1\n", f"line 3 of {{}} {NUL}"),
+        ("path,label\na.jpg,\x001\n", f"line 2 of {{}} {NUL}"),
+        ("path,label\n../secret.jpg,1\n", "line 2 of {} has the path '../secret.jpg', which points outside"),
+        ("path,label\nsub/../../secret.jpg,1\n", "has the path 'sub/../../secret.jpg', which points outside"),
     ],
 )
-def test_file_list_names_faults_of_lists_and_arguments(folder: Path, text: str, options: dict, message: str) -> None:
+def test_file_list_names_faults_of_lists(folder: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message.replace("{}", repr(f"{folder}/list.csv")))):
-        write_list(folder, text, **options)
+        write_list(folder, text)
+
+
+SEVERAL = "several targets, classes= must be a dict {'a': names, …}"
+BY_NUMBER = "path and target must be either column names, or column indices"
+ONE_CHARACTER = "delimiter must be one character, such as ';' or '\\t', got"
+DISTINCT = "target must be a column, or a list of distinct columns, got"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": 0}, BY_NUMBER),
+        ({"target": ["label", 1]}, BY_NUMBER),
+        ({"delimiter": ";"}, "Its columns are separated by ',': pass delimiter=','"),
+        ({"delimiter": ";;"}, f"{ONE_CHARACTER} ';;'"),
+        ({"delimiter": ""}, f"{ONE_CHARACTER} ''"),
+        ({"delimiter": "\t", "path": 0, "target": 1}, "if ',' separates the fields, pass delimiter=','"),
+        ({"target": []}, f"{DISTINCT} []"),
+        ({"target": ["a", "a"]}, f"{DISTINCT} ['a', 'a']"),
+        ({"target": ["a"], "classes": ["x"]}, f"{SEVERAL}, got ['x']"),
+        ({"target": ["a"], "classes": {"b": ["x"]}}, SEVERAL),
+        ({"target": None, "classes": ["x"]}, "classes= names the targets, but target=None reads no targets; omit one"),
+    ],
+)
+def test_file_list_refuses_wrong_arguments(folder: Path, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FileList(folder / "list.csv", **options)
 
 
 def test_file_list_refuses_csv_that_is_not_utf_8(folder: Path) -> None:
@@ -307,6 +284,8 @@ def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
     with pytest.raises(ValueError, match=exactly(message)):
         write_list(folder, text)
     assert list(write_list(folder, text, root="/data").paths) == ["/data/train/a.jpg"]
+    with pytest.raises(ValueError, match=r"'/data/train/a.jpg', which points outside '/other'; pass a root="):
+        write_list(folder, text, root="/other")
 
 
 def make_tables() -> list[Any]:
@@ -374,13 +353,8 @@ def test_file_list_several_targets_are_a_dict(folder: Path, workers: int) -> Non
         dataset = FileList(manifest, path="file", target=["kind", "age"], root=folder)
         assert dataset[1] == (dataset[1][0], {"kind": int(not LABELS[1]), "age": 1.5})
         assert dataset.classes == {"kind": ["cat", "dog"]}
-        assert {name: labels.dtype.name for name, labels in dataset.labels.items()} == {
-            "kind": "uint8",
-            "age": "float64",
-        }
-        options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
-        with gl.Loader(dataset, COUNT, **options) as loader:
-            ((_, targets),) = loader
+        assert [dataset.labels[name].dtype.name for name in ("kind", "age")] == ["uint8", "float64"]
+        [(_, targets)] = gpuload_batches(dataset, COUNT, num_workers=workers, transforms=[T.Resize((8, 8))])
         assert targets["age"].tolist() == [0.5 + number for number in range(COUNT)]
         assert targets["kind"].tolist() == [int(not label) for label in LABELS]
     assert FileList(folder / "more.csv", path="file", target=["age"]).labels.keys() == {"age"}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-import numpy as np
 import pytest
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
@@ -23,10 +22,12 @@ from gpuload.datasets.kinds import is_deterministic, uses_getitems
 from gpuload.datasets.stores.lmdb import LMDB
 
 
-def write_lmdb(path: Path, content: Mapping[bytes, bytes], **options: Any) -> Path:
-    with lmdb.open(str(path), map_size=1 << 24, max_dbs=4, **options) as env, env.begin(write=True) as transaction:
-        for key, value in content.items():
-            transaction.put(key, value)
+def write_lmdb(path: Path, content: Mapping[bytes, bytes], database: bytes | None = None, **options: Any) -> Path:
+    with lmdb.open(str(path), map_size=1 << 24, max_dbs=4, **options) as env:
+        opened = env.open_db(database)
+        with env.begin(write=True, db=opened) as transaction:
+            for key, value in content.items():
+                transaction.put(key, value)
     return path
 
 
@@ -55,11 +56,7 @@ def test_lmdb_yields_each_value_in_the_order_of_the_keys(tmp_path: Path) -> None
 
 
 def test_lmdb_reads_a_file_and_a_named_database(tmp_path: Path) -> None:
-    path = tmp_path / "all.mdb"
-    with lmdb.open(str(path), subdir=False, map_size=1 << 24, max_dbs=4) as env:
-        database = env.open_db(b"train")
-        with env.begin(write=True, db=database) as transaction:
-            transaction.put(b"one", jpegs()[0])
+    path = write_lmdb(tmp_path / "all.mdb", {b"one": jpegs()[0]}, database=b"train", subdir=False)
     assert LMDB(path, database="train")[0].data == jpegs()[0]
     with pytest.raises(ValueError, match=re.escape(f"{str(path)!r} has no database named 'test': ")):
         LMDB(path, database="test")
@@ -68,37 +65,28 @@ def test_lmdb_reads_a_file_and_a_named_database(tmp_path: Path) -> None:
 def test_lmdb_reads_images_and_targets_by_patterns_of_keys(tmp_path: Path) -> None:
     content = {b"image-%03d" % n: data for n, data in enumerate(jpegs())}
     content |= {b"label-%03d" % n: f"wört {n}".encode() for n in range(COUNT)} | {b"num-samples": b"12"}
-    write_lmdb(tmp_path, content)
-    dataset = LMDB(tmp_path, image="image-{}", target="label-{}", target_type="text")
+    dataset = LMDB(write_lmdb(tmp_path, content), image="image-{}", target="label-{}", target_type="text")
     assert len(dataset) == COUNT
     assert (dataset[3][0].data, dataset[3][1]) == (jpegs()[3], "wört 3")
-    numbers = LMDB(tmp_path, image="image-{}", target="label-{}")
-    message = (
-        "the target under key b'label-003' is b'w\\xc3\\xb6rt 3'; expected an integer; for other values, use "
-        "target_type='text' or decode="
-    )
-    with pytest.raises(gl.DecodeError, match=re.escape(message)):
-        numbers[3]
-    without_targets = LMDB(tmp_path, image="image-{}", target="class-{}")
-    with pytest.raises(gl.DecodeError, match=re.escape("it lacks the key b'class-003', which a sample needs")):
-        without_targets[3]
+    for target, message in (
+        (
+            "label-{}",
+            "the target under key b'label-003' is b'w\\xc3\\xb6rt 3'; expected an integer; for other values, use "
+            "target_type='text' or decode=",
+        ),
+        ("class-{}", "it lacks the key b'class-003', which a sample needs"),
+    ):
+        with pytest.raises(gl.DecodeError, match=re.escape(message)):
+            LMDB(tmp_path, image="image-{}", target=target)[3]
     write_lmdb(other := tmp_path / "other", {b"image-": b""})
-    unreadable = LMDB(other, image="image-{}", target="{}")
     message = f"^{re.escape(repr(str(other / 'data.mdb')))}: the value of key b'' cannot be read: .*MDB_BAD_VALSIZE"
     with pytest.raises(gl.DecodeError, match=message):
-        unreadable[0]
+        LMDB(other, image="image-{}", target="{}")[0]
 
 
 def test_lmdb_decode_reads_values_in_another_format(tmp_path: Path) -> None:
-    write_lmdb(tmp_path, {b"%d" % n: bytes([n]) + np.full((4, 5, 3), n, np.uint8).tobytes() for n in range(5)})
-
-    def decode(key: bytes, value: bytes) -> tuple[np.ndarray, int]:
-        return np.array(np.frombuffer(value, np.uint8, offset=1)).reshape(4, 5, 3), value[0] + 10 * int(key)
-
-    dataset = LMDB(tmp_path, decode=decode)
-    image, label = dataset[3]
-    assert (image == 3).all()
-    assert label == 33
+    dataset = LMDB(write_lmdb(tmp_path, {b"7": b"ab"}), decode=lambda key, value: (value[::-1], int(key)))
+    assert dataset[0] == (b"ba", 7)
     assert not is_deterministic(dataset), "a function of the user may be random"
     assert not uses_getitems(dataset)
     assert is_deterministic(LMDB(tmp_path))
@@ -156,28 +144,25 @@ def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) ->
 
 def test_lmdb_refuses_a_database_that_was_replaced(tmp_path: Path) -> None:
     """Both databases have the same transaction ID."""
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_lmdb(tmp_path / name, images())
-    dataset = LMDB(tmp_path / "a")
+    path, other = (write_lmdb(tmp_path / name, images()) / "data.mdb" for name in ("a", "b"))
+    dataset = LMDB(path)
     assert dataset[1].data == jpegs()[1]
     dataset.close()
-    os.utime(tmp_path / "a" / "data.mdb")
+    os.utime(path)
     assert dataset[1].data == jpegs()[1]
     dataset.close()
-    os.replace(tmp_path / "b" / "data.mdb", tmp_path / "a" / "data.mdb")
+    os.replace(other, path)
     with pytest.raises(gl.DecodeError, match=r"a/data.mdb': it was replaced by another file after the dataset was"):
         dataset[1]
 
 
 def test_lmdb_reads_a_new_database_while_the_one_that_it_replaced_is_open(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    old = LMDB(write_lmdb(tmp_path / "a", {b"1": jpegs()[1]}))
-    assert old[0].data == jpegs()[1]
-    os.replace(write_lmdb(tmp_path / "b", {b"1": jpegs()[2]}) / "data.mdb", tmp_path / "a" / "data.mdb")
-    assert LMDB(tmp_path / "a")[0].data == jpegs()[2]
-    assert old[0].data == jpegs()[1]
+    path, other = (write_lmdb(tmp_path / name, {b"1": jpegs()[n]}) / "data.mdb" for n, name in enumerate("ab"))
+    old = LMDB(path)
+    assert old[0].data == jpegs()[0]
+    os.replace(other, path)
+    assert LMDB(path)[0].data == jpegs()[1]
+    assert old[0].data == jpegs()[0]
 
 
 def test_lmdb_pickles_without_its_descriptor(tmp_path: Path) -> None:
@@ -252,11 +237,7 @@ def test_lmdb_errors_about_damaged_pages_name_the_file(tmp_path: Path) -> None:
         ({"image": "jpg"}, ValueError, "image must be a pattern of keys with one {} in it, as in '{}.jpg', got 'jpg'"),
         ({"image": "{}", "target": "{}{}"}, ValueError, "target must be a pattern of keys with one {} in it"),
         ({"target": "{}.cls"}, ValueError, "target= needs image=, the pattern"),
-        (
-            {"image": "{}.png"},
-            ValueError,
-            "has no keys that match '{}.png'; its first keys are: b'00000000', b'00000001', ",
-        ),
+        ({"image": "{}.png"}, ValueError, "no keys that match '{}.png'; its first keys are: b'00000000', b'0000000"),
         ({"labels": [1], "decode": print}, ValueError, "target=, labels= and decode= cannot be combined"),
         ({"labels": [1]}, ValueError, "labels must have one entry for each of the 12 keys of"),
     ],

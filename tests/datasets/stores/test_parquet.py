@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
 from helpers.arrow_threads import threads_of_arrow
+from helpers.both_loaders import cpu_loader, gpuload_batches
 from helpers.file_descriptors import open_below
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 from helpers.patterns import exactly
@@ -113,11 +113,7 @@ def test_parquet_caches_row_groups_up_to_cache_bytes(tmp_path: Path, monkeypatch
     path = write_parquet(tmp_path / "a.parquet")
     read: list[int] = []
     read_group = Parquet._read_group
-    monkeypatch.setattr(
-        Parquet,
-        "_read_group",
-        lambda self, file, path, group: read.append(group) or read_group(self, file, path, group),
-    )
+    monkeypatch.setattr(Parquet, "_read_group", lambda self, *place: read.append(place[-1]) or read_group(self, *place))
     two = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
     for limit, expected in ((1 << 30, [0, 1, 2]), (two, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
         read.clear()
@@ -143,11 +139,8 @@ def test_parquet_has_at_most_two_files_open_if_two_are_allowed(tmp_path: Path, m
 
 
 def test_parquet_pickle_takes_under_20_bytes_per_row_group(tmp_path: Path) -> None:
-    dataset = Parquet(
-        write_parquet(tmp_path / "a.parquet", arrow.table({"jpg": [b""] * 4000}), 1), image="jpg", target=None
-    )
-    assert len(dataset) == 4000
-    assert len(pickle.dumps(dataset)) < 4000 * 20
+    path = write_parquet(tmp_path / "a.parquet", arrow.table({"jpg": [b""] * 4000}), 1)
+    assert len(pickle.dumps(Parquet(path, image="jpg", target=None))) < 4000 * 20
 
 
 def test_parquet_refuses_files_with_different_schemas(tmp_path: Path) -> None:
@@ -163,24 +156,20 @@ def test_parquet_refuses_files_with_different_schemas(tmp_path: Path) -> None:
 
 
 def test_parquet_names_a_null(tmp_path: Path) -> None:
-    structs = [{"bytes": data if n != 6 else None, "path": "x"} for n, data in enumerate(jpegs())]
+    images = [{"bytes": data, "path": "x"} for data in jpegs()]
+    images[6]["bytes"], images[7] = None, None
     labels = [None if n == 9 else n for n in range(COUNT)]
-    path = write_parquet(tmp_path / "a.parquet", make_table(image=structs, label=labels))
+    path = write_parquet(tmp_path / "a.parquet", make_table(image=images, label=labels))
     dataset = Parquet(path)
-    message = (
-        f"{str(path)!r}: row 2 of row group 1 has no 'image.bytes' (null); if the row has only the path of its "
-        "image, rewrite the file with the bytes"
-    )
-    with pytest.raises(gl.DecodeError, match=exactly(message)):
-        dataset[6]
-    with pytest.raises(gl.DecodeError, match=exactly(f"{str(path)!r}: row 1 of row group 2 has no 'label' (null)")):
-        dataset[9]
+    remedy = "; if the row has only the path of its image, rewrite the file with the bytes"
+    for index, message in (
+        (6, f"row 2 of row group 1 has no 'image.bytes' (null){remedy}"),
+        (7, f"row 3 of row group 1 has no 'image.bytes' (null){remedy}"),
+        (9, "row 1 of row group 2 has no 'label' (null)"),
+    ):
+        with pytest.raises(gl.DecodeError, match=exactly(f"{str(path)!r}: {message}")):
+            dataset[index]
     assert dataset[5][1] == 5
-    nothing = write_parquet(
-        tmp_path / "b.parquet", make_table(image=[None if n == 6 else s for n, s in enumerate(structs)])
-    )
-    with pytest.raises(gl.DecodeError, match=r"row 2 of row group 1 has no 'image.bytes'"):
-        Parquet(nothing)[6]
 
 
 def test_parquet_names_a_corrupt_page_and_reads_other_row_groups(tmp_path: Path) -> None:
@@ -193,9 +182,7 @@ def test_parquet_names_a_corrupt_page_and_reads_other_row_groups(tmp_path: Path)
     with pytest.raises(gl.DecodeError, match=f"^{re.escape(repr(str(path)))}: row group 1 cannot be read: ") as caught:
         dataset[6]
     assert caught.value.filename == str(path)
-    assert dataset[3][0].data == jpegs()[3]
-    steps = [gl.transforms.CenterCrop(16)]
-    loader = gl.Loader(dataset, 12, transforms=steps, num_workers=0, device="cpu", faults=gl.Faults(on_error="skip"))
+    loader = cpu_loader(dataset, 12, transforms=[T.CenterCrop(16)], faults=gl.Faults(on_error="skip"))
     with pytest.warns(RuntimeWarning, match=r"^sample 4 \(.*a.parquet\), at position 4 .*: row group 1 cannot be read"):
         _, labels = next(iter(loader))
     assert labels.tolist() == [0, 1, 2, 0, 2, 0, 1, 2]
@@ -243,40 +230,22 @@ def test_parquet_refuses_rewritten_truncated_and_other_files(tmp_path: Path) -> 
             Parquet(path)
 
 
-def without_bytes() -> Any:
-    return make_table(image=[f"{number}.jpg" for number in range(COUNT)])
-
-
 @pytest.mark.parametrize(
-    ("content", "options", "error", "message"),
+    ("has_bytes", "options", "error", "message"),
     [
-        (
-            without_bytes,
-            {},
-            ValueError,
-            "has no column 'image.bytes'; its columns are 'image': string, 'label': int64, 'caption': string. Select",
-        ),
-        (
-            make_table,
-            {"target": "class"},
-            ValueError,
-            "has no column 'class'; its columns are 'image': struct<bytes: binary, ",
-        ),
-        (make_table, {"columns": ["id"]}, ValueError, "has no column 'id'"),
-        (
-            without_bytes,
-            {"image": "image"},
-            TypeError,
-            "is string; expected the bytes of encoded images, of type binary",
-        ),
-        (make_table, {"image": "image"}, TypeError, "of type binary; did you mean image='image.bytes'?"),
-        (make_table, {"columns": "caption"}, TypeError, "columns must be a list of strings, got 'caption' (str)"),
+        (False, {}, ValueError, "no column 'image.bytes'; its columns are 'image': string, 'label': int64, 'caption':"),
+        (True, {"target": "class"}, ValueError, "no column 'class'; its columns are 'image': struct<bytes: binary, "),
+        (True, {"columns": ["id"]}, ValueError, "has no column 'id'"),
+        (False, {"image": "image"}, TypeError, "is string; expected the bytes of encoded images, of type binary"),
+        (True, {"image": "image"}, TypeError, "of type binary; did you mean image='image.bytes'?"),
+        (True, {"columns": "caption"}, TypeError, "columns must be a list of strings, got 'caption' (str)"),
     ],
 )
 def test_parquet_refuses_wrong_columns(
-    tmp_path: Path, content: Callable[[], Any], options: dict, error: type[Exception], message: str
+    tmp_path: Path, has_bytes: bool, options: dict, error: type[Exception], message: str
 ) -> None:
-    path = write_parquet(tmp_path / "a.parquet", content())
+    paths = {} if has_bytes else {"image": [f"{number}.jpg" for number in range(COUNT)]}
+    path = write_parquet(tmp_path / "a.parquet", make_table(**paths))
     with pytest.raises(error, match=re.escape(message)):
         Parquet(path, **options)
 
@@ -292,8 +261,8 @@ def test_parquet_refuses_paths_without_files(tmp_path: Path) -> None:
         Parquet([])
 
 
+@pytest.mark.usefixtures("index_cache")
 def test_parquet_index_is_cached_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(parquet_module, "LEAST_BYTES", 0)
     for number in range(2):
         write_parquet(tmp_path / f"{number}.parquet")
@@ -331,9 +300,7 @@ def test_parquet_nested_columns_batch_as_lists_of_objects(tmp_path: Path, worker
     pairs = [[("k", n)] for n in range(COUNT)]
     more = make_table(struct=structs, texts=texts, map=arrow.array(pairs, arrow.map_(arrow.string(), arrow.int64())))
     dataset = Parquet(write_parquet(tmp_path / "a.parquet", more), columns=("struct", "texts", "map"))
-    options: dict[str, Any] = {"num_workers": workers, "device": "cpu", "transforms": [T.Resize((8, 8))]}
-    with gl.Loader(dataset, 4, **options) as loader:
-        batches = list(loader)
+    batches = gpuload_batches(dataset, 4, num_workers=workers, transforms=[T.Resize((8, 8))])
     for name, expected in (("struct", structs), ("texts", texts), ("map", pairs)):
         assert [value for batch in batches for value in batch[name]] == expected
     assert {type(value) for batch in batches for value in batch["struct"]} == {dict, type(None)}

@@ -19,6 +19,7 @@ import pytest
 from helpers import lacking
 from helpers.http_server import PAGE, Server, served
 from helpers.jpeg_dataset import jpegs
+from helpers.processes import exit_code_in_fork
 
 import gpuload as gl
 from gpuload.datasets import files
@@ -26,8 +27,6 @@ from gpuload.datasets.stores import remote as remote_module
 from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.opening import client as client_of
 from gpuload.datasets.stores.remote import Client, Remote, RemoteFile, RemoteIO
-
-lacking.require("aiohttp")
 
 DATA = bytes(os.urandom(300_000))
 JPEG = jpegs()[0]
@@ -159,22 +158,23 @@ def test_client_raises_403_and_404_at_once(server: Server, status: int, kind: ty
         assert len(server.ranges()) == 1
 
 
-def test_client_read_refuses_a_server_without_ranges(server: Server) -> None:
-    server.always = "entire"
-    with pytest.raises(
-        OSError, match=r"the server answered the entire file to a request for 90 bytes: it does not support ranges"
-    ):
-        read(client(), server, (10, 100))
-    assert client().read_files([server.url + "/a.bin"]) == [DATA]
-
-
-@pytest.mark.parametrize(("begin", "received"), [(10, "11-100"), (0, "1-90")])
-def test_client_read_refuses_other_bytes_than_requested(server: Server, begin: int, received: str) -> None:
-    server.always = "other"
-    with pytest.raises(
-        OSError, match=rf"the server answered 'bytes {received}/300000' to a request for bytes {begin}-{begin + 89}:"
-    ):
+@pytest.mark.parametrize(
+    ("fault", "begin", "answer"),
+    [
+        ("entire", 10, "the entire file to a request for 90 bytes: it does not support ranges"),
+        ("other", 10, "'bytes 11-100/300000' to a request for bytes 10-99:"),
+        ("other", 0, "'bytes 1-90/300000' to a request for bytes 0-89:"),
+    ],
+)
+def test_client_read_refuses_other_bytes_than_requested(server: Server, fault: str, begin: int, answer: str) -> None:
+    server.always = fault
+    with pytest.raises(OSError, match=f"the server answered {answer}"):
         read(client(), server, (begin, begin + 90))
+
+
+def test_client_read_files_needs_no_support_of_ranges(server: Server) -> None:
+    server.always = "entire"
+    assert client().read_files([server.url + "/a.bin"]) == [DATA]
 
 
 @pytest.mark.parametrize(
@@ -225,12 +225,10 @@ def test_client_refuses_endless_body(server: Server, call: Any, message: str, mo
 
 def test_client_list_files_and_glob_refuse_an_endless_listing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_failures, "LISTING_BYTES", 1000)
-    server.faults = ["fine", "endless"]
-    with pytest.raises(OSError, match="expected the list of a folder's files"):
-        client().list_files(server.url)
-    server.faults = ["fine", "endless"]
-    with pytest.raises(OSError, match="expected the list of a folder's files"):
-        client().glob(server.url + "/**/*.bin")
+    for list_folder in (lambda reader: reader.list_files(server.url), lambda reader: reader.glob(server.url + "/**/*")):
+        server.faults = ["fine", "endless"]
+        with pytest.raises(OSError, match="expected the list of a folder's files"):
+            list_folder(client())
 
 
 def test_client_does_not_accept_compressed_responses(server: Server) -> None:
@@ -299,6 +297,10 @@ def test_client_stat_list_files_and_glob_describe_files(server: Server) -> None:
 
 
 def test_client_of_a_remote_is_shared_in_a_process_and_new_in_a_fork(server: Server) -> None:
+    def has_new_client() -> bool:
+        other = client_of(remote)
+        return other is not reader and other.stat([server.url + "/a.bin"])[0].size == len(DATA)
+
     remote = Remote({"headers": {"x": "y"}}, retries=1)
     reader = client_of(remote)
     assert client_of(remote) is reader
@@ -306,14 +308,7 @@ def test_client_of_a_remote_is_shared_in_a_process_and_new_in_a_fork(server: Ser
     assert (copy.options, copy.retries) == ({"headers": {"x": "y"}}, 1)
     assert client_of(copy) is not reader
     reader.stat([server.url + "/a.bin"])
-    if not (child := os.fork()):
-        try:
-            os._exit(
-                client_of(remote) is reader or client_of(remote).stat([server.url + "/a.bin"])[0].size != len(DATA)
-            )
-        finally:
-            os._exit(9)
-    assert os.waitpid(child, 0)[1] == 0
+    assert exit_code_in_fork(has_new_client) == 0
 
 
 def test_client_opens_in_a_child_forked_while_a_thread_held_the_lock() -> None:
@@ -324,19 +319,17 @@ def test_client_opens_in_a_child_forked_while_a_thread_held_the_lock() -> None:
             held.set()
             ended.wait()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    if not (child := os.fork()):
+    def open_client() -> Client:
+        signal.alarm(20)  # instead of blocking forever
+        return client_of(Remote())
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        held.wait()
         try:
-            signal.alarm(20)  # instead of blocking forever
-            client_of(Remote())
-            os._exit(0)
+            assert exit_code_in_fork(open_client) == 0
         finally:
-            os._exit(9)
-    assert os.waitpid(child, 0)[1] == 0
-    ended.set()
-    thread.join()
+            ended.set()
 
 
 def test_client_is_collected_with_its_remote() -> None:

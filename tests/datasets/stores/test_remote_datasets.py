@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import lacking
+from helpers.both_loaders import cpu_loader, gpuload_batches
 from helpers.http_server import Server, served
 from helpers.jpeg_dataset import COUNT, LABELS, check_loader, jpegs
 from helpers.programs import run_python
@@ -27,8 +27,6 @@ from gpuload.datasets.stores import remote_failures
 from gpuload.datasets.stores.opening import client
 from gpuload.datasets.stores.remote import digest_of
 from gpuload.datasets.stores.tar.shards import SUFFIX
-
-lacking.require("aiohttp")
 
 CROP = [T.CenterCrop(16)]
 
@@ -91,16 +89,6 @@ def contents(dataset: Any) -> list[Any]:
     return [plain(dataset[number]) for number in order]
 
 
-def parquet(root: str, **options: Any) -> Any:
-    lacking.require("pyarrow")
-    return gl.Parquet(f"{root}/p.parquet", columns=("n",), **options)
-
-
-def hdf5(root: str, **options: Any) -> Any:
-    lacking.require("h5py")
-    return gl.HDF5(f"{root}/h.h5", **options)
-
-
 DATASETS: dict[str, Callable[..., Any]] = {
     "ImageFolder": lambda root, **options: gl.ImageFolder(f"{root}/img", **options),
     "ImageFiles": lambda root, **options: gl.ImageFiles(f"{root}/img/", **options),
@@ -110,8 +98,8 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "ArrayFile": lambda root, **options: gl.ArrayFile(f"{root}/a.npy", labels=f"{root}/l.npy", **options),
     "FileList": lambda root, **options: gl.FileList(f"{root}/m.csv", **options),
     "Coco": lambda root, **options: gl.Coco(f"{root}/img", f"{root}/c.json", **options),
-    "Parquet": parquet,
-    "HDF5": hdf5,
+    "parquet": lambda root, **options: gl.Parquet(f"{root}/p.parquet", columns=("n",), **options),
+    "hdf5": lambda root, **options: gl.HDF5(f"{root}/h.h5", **options),
 }
 
 
@@ -138,7 +126,7 @@ def add_parquet_and_hdf5(root: Path) -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, server: Server, tmp_path: Path) -> None:
-    if name in ("Parquet", "HDF5"):
+    if name in ("parquet", "hdf5"):
         add_parquet_and_hdf5(local_root)
         server.files |= {file: (local_root / file).read_bytes() for file in ("p.parquet", "h.h5")}
     make = DATASETS[name]
@@ -146,45 +134,43 @@ def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, serv
     dataset = make(server.url)
     assert contents(dataset) == expected
     assert contents(pickle.loads(pickle.dumps(dataset))) == expected
-    remote = gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks")
-    assert contents(make(server.url, storage_options=remote)) == expected
-    cached_dataset = make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
+    datasets = [
+        make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
+        for _ in range(2)
+    ]
+    assert contents(datasets[0]) == expected
     server.requests.clear()
-    assert contents(cached_dataset) == expected
+    assert contents(datasets[1]) == expected
     assert server.ranges() == []  # all bytes came from the cache
 
 
-SIGNATURE = "?X-Amz-Credential=key/2026/s3&X-Amz-Signature=a*b"
-
-
 @pytest.mark.parametrize(
-    "make",
+    ("make", "name"),
     [
-        lambda server: gl.Parquet(f"{server.url}/p.parquet{SIGNATURE}", columns=("n",)),
-        lambda server: gl.FileList(f"{server.url}/m.csv{SIGNATURE}"),
-        lambda server: gl.FileList(f"{server.url}/m.tsv{SIGNATURE}"),
-        lambda server: gl.FileList(f"{server.url}/m.parquet{SIGNATURE}"),
-        lambda server: gl.TarShards(f"{server.url}/t-0.tar{SIGNATURE}", fields=("jpg", "cls")),
-        lambda server: open_source(f"{server.url}/p.parquet{SIGNATURE}", {}),
-        lambda server: open_source(f"{server.url}/t-0.tar{SIGNATURE}", {}),
+        (lambda url: gl.Parquet(url, columns=("n",)), "p.parquet"),
+        (gl.FileList, "m.csv"),
+        (gl.FileList, "m.tsv"),
+        (gl.FileList, "m.parquet"),
+        (lambda url: gl.TarShards(url, fields=("jpg", "cls")), "t-0.tar"),
+        (lambda url: open_source(url, {}), "p.parquet"),
+        (lambda url: open_source(url, {}), "t-0.tar"),
     ],
-    ids=["Parquet", "csv", "tsv", "parquet manifest", "tar", "command with Parquet", "command with tar"],
 )
-def test_dataset_at_a_presigned_url_is_recognized_by_its_extension(make: Any, local_root: Path, server: Server) -> None:
+def test_dataset_at_a_presigned_url_is_recognized_by_its_extension(
+    make: Callable[[str], Any], name: str, local_root: Path, server: Server
+) -> None:
     add_parquet_and_hdf5(local_root)
     server.files |= {name: (local_root / name).read_bytes() for name in ("p.parquet", "m.parquet")}
     server.files["m.tsv"] = server.files["m.csv"].replace(b",", b"\t")
-    dataset = make(server)
+    dataset = make(f"{server.url}/{name}?X-Amz-Credential=key/2026/s3&X-Amz-Signature=a*b")
     assert len(dataset) in (COUNT, COUNT // 2)
     sample = dataset[COUNT // 2 - 1]
-    [image] = [
-        value for value in (sample.values() if isinstance(sample, dict) else sample) if isinstance(value, gl.Encoded)
-    ]
+    values = sample.values() if isinstance(sample, dict) else sample
+    [image] = [value for value in values if isinstance(value, gl.Encoded)]
     assert image.data in jpegs()
 
 
 def test_errors_and_sources_of_presigned_urls_hide_the_signature(server: Server) -> None:
-    lacking.require("pyarrow")
     with pytest.raises(FileNotFoundError, match=r"/no/\*\.parquet'$"):
         gl.Parquet(f"{server.url}/no/*.parquet?signature=secret")
     server.files["cat.jpg?signature=secret"] = server.files["cat.jpg"] = b"no image"
@@ -206,7 +192,6 @@ def test_parquet_at_a_url_reads_only_the_selected_columns_in_one_request(local_r
 
 @pytest.mark.parametrize("has_dictionary", [False, True])
 def test_parquet_at_a_url_reads_row_group_in_one_request(tmp_path: Path, server: Server, has_dictionary: bool) -> None:
-    lacking.require("pyarrow")
     import pyarrow as arrow
     from pyarrow import parquet as writer
 
@@ -232,15 +217,14 @@ def test_loader_without_workers_reads_memory_urls(local_root: Path) -> None:
 
     files = {f"/loader/{path.name}": path.read_bytes() for path in (local_root / "img/a/sub 0").iterdir()}
     fsspec.filesystem("memory").pipe(files)
-    loader = gl.Loader(gl.ImageFiles("memory://loader"), 2, transforms=CROP, num_workers=0, device="cpu")
-    assert [len(batch) for batch in loader] == [2, 2]
+    assert [len(batch) for batch in gpuload_batches(gl.ImageFiles("memory://loader"), 2, transforms=CROP)] == [2, 2]
     assert gl.read("memory://loader/000.jpg").data == jpegs()[0]
 
 
 def test_loader_skips_a_missing_image_at_a_url(server: Server) -> None:
     dataset = gl.ImageFolder(server.url + "/img")
     del server.files["img/a/sub 0/003.jpg"]
-    loader = gl.Loader(dataset, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
+    loader = cpu_loader(dataset, 4, transforms=CROP, on_error="skip")
     with pytest.warns(RuntimeWarning, match=r"003.jpg\), at position 1 of epoch 0: FileNotFoundError"):
         assert sum(len(labels) for _, labels in loader) == COUNT - 1
     (record,) = loader.errors
@@ -250,14 +234,14 @@ def test_loader_skips_a_missing_image_at_a_url(server: Server) -> None:
 
 
 def test_remote_cache_drops_a_file_that_cannot_be_decoded(server: Server, tmp_path: Path) -> None:
-    folder = tmp_path / "blocks"
-    store = gl.Remote(cache_bytes=1 << 20, cache_folder=folder)
-    name, jpeg = "img/a/sub 0/003.jpg", server.files["img/a/sub 0/003.jpg"]
+    folder, name = tmp_path / "blocks", "img/a/sub 0/003.jpg"
+    jpeg = server.files[name]
     server.files[name] = b"BM" + bytes(100)  # a BMP, which does not show that it is incomplete
+    store = gl.Remote(cache_bytes=1 << 20, cache_folder=folder)
     dataset = gl.ImageFolder(server.url + "/img", storage_options=store)
     joined = torch.utils.data.Subset(dataset + dataset, range(len(dataset), 2 * len(dataset)))
     assert dataset[1][0].data == server.files[name]
-    loader = gl.Loader(joined, 4, transforms=CROP, num_workers=0, device="cpu", on_error="skip")
+    loader = cpu_loader(joined, 4, transforms=CROP, on_error="skip")
     message = rf"; it was dropped from the cache of URLs in '{folder}', and will be read again the next time"
     with pytest.warns(RuntimeWarning, match=message):
         assert sum(len(labels) for _, labels in loader) == COUNT - 1

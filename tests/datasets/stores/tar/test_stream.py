@@ -7,7 +7,6 @@ import gzip
 import json
 import lzma
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from helpers.both_loaders import alike, gpuload_batches
 from helpers.tar_files import archive, pictures_in, shards_of_pictures
 from scipy import stats
 
@@ -58,15 +57,12 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_tar_stream_yields_the_samples_of_tar_shards_compressed_or_not(tmp_path: Path) -> None:
-    by_number = gl.TarShards(shards_of_pictures(tmp_path, 2, 3), fields=FIELDS)
-    stream = gl.TarShards(tmp_path / "*.tar", fields=FIELDS, stream=True)
-    assert is_iterable(stream)
-    assert list(stream) == list(by_number)
-    assert list(gl.TarShards(tmp_path / "*.tar", stream=True)) == list(gl.TarShards(tmp_path / "*.tar"))
-    compressed = tmp_path / "x.tar.gz"
-    compressed.write_bytes(gzip.compress((tmp_path / "train-000.tar").read_bytes()))
-    assert [label for _, label in gl.TarShards(compressed, fields=FIELDS, stream=True)] == [0, 1, 2]
+def test_tar_stream_yields_the_samples_of_tar_shards(tmp_path: Path) -> None:
+    shards = shards_of_pictures(tmp_path, 2, 3)
+    for fields in (FIELDS, None):
+        stream = gl.TarShards(shards, fields=fields, stream=True)
+        assert is_iterable(stream)
+        assert list(stream) == list(gl.TarShards(shards, fields=fields))
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -155,12 +151,10 @@ def test_tar_stream_refuses_more_readers_than_shards(tmp_path: Path) -> None:
 
 def test_tar_stream_batches_equal_those_of_tar_shards(tmp_path: Path) -> None:
     shards = shards_of_pictures(tmp_path, 2, 4)
-    chain = [gl.transforms.RandomResizedCrop(16)]
-    images_of_datasets = []
-    for dataset in (gl.TarShards(shards, fields=FIELDS), gl.TarShards(shards, fields=FIELDS, stream=True)):
-        with gl.Loader(dataset, 4, transforms=chain, device="cpu", num_workers=0) as loader:
-            images_of_datasets.append(torch.cat([images for images, _ in loader]))
-    assert torch.equal(*images_of_datasets)
+    options = {"fields": FIELDS, "stream": True}
+    steps = [gl.transforms.RandomResizedCrop(16)]
+    batches = gpuload_batches(gl.TarShards(shards, **options), 4, transforms=steps)
+    assert alike(batches, gpuload_batches(gl.TarShards(shards, fields=FIELDS), 4, transforms=steps))
 
 
 def samples_and_errors(stream: object) -> tuple[list, list[str]]:
@@ -192,11 +186,8 @@ def test_tar_stream_reports_a_truncated_shard_once_and_continues(tmp_path: Path,
 
 
 def test_tar_stream_continues_with_next_shard_if_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, read_at, interrupts = (
-        iter(gl.TarShards(write_numbers(tmp_path), fields="cls", stream=True)),
-        SequentialReader.read_at,
-        [1],
-    )
+    samples = iter(gl.TarShards(write_numbers(tmp_path), fields="cls", stream=True))
+    read_at, interrupts = SequentialReader.read_at, [1]
 
     def interrupted(file: SequentialReader, offset: int, nbytes: int) -> bytes:
         if file.path.endswith("1.tar") and interrupts:
@@ -235,17 +226,13 @@ def test_tar_stream_reports_bad_samples_and_shards_and_continues(tmp_path: Path)
     archive(tmp_path / "4.tar", {"a.cls": b"7"})
     samples, messages = samples_and_errors(gl.TarShards(tmp_path / "*.tar", stream=True, fields="cls"))
     assert samples == [1, 4, 7]
-    for text, message in zip(
-        (
-            "field 'cls' of sample 'b'",
-            "sample 'c' of '.*1.tar' has no field 'cls'; its fields are: 'txt'",
-            "has two samples with the key 'a'",
-            "is not a tar archive",
-        ),
-        messages,
-        strict=True,
-    ):
-        assert re.search(text, message)
+    expected = (
+        "field 'cls' of sample 'b'",
+        f"sample 'c' of '{tmp_path}/1.tar' has no field 'cls'; its fields are: 'txt'",
+        "has two samples with the key 'a'",
+        "is not a tar archive",
+    )
+    assert [text for text, message in zip(expected, messages, strict=True) if text not in message] == []
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
@@ -264,18 +251,15 @@ def test_tar_stream_reads_and_resumes_concatenated_archives(tmp_path: Path, is_c
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("make", "text"),
     [
-        (
-            lambda data: data + b"a signature",
-            "has bytes after the end of the archive, at offset 10,240, that are not part",
-        ),
+        (lambda data: data + b"a signature", "has bytes after the end of the archive, at offset 10,240, that are not"),
         (lambda data: data[:1024], "without the empty blocks that close an archive"),
     ],
 )
-def test_tar_stream_warns_of_bytes_after_the_end_and_missing_closing_blocks(tmp_path: Path, change, text: str) -> None:
+def test_tar_stream_warns_of_bytes_after_the_end_and_missing_closing_blocks(tmp_path: Path, make, text: str) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
-    path.write_bytes(change(path.read_bytes()))
+    path.write_bytes(make(path.read_bytes()))
     with pytest.warns(UserWarning, match=text):
         assert list(gl.TarShards(path, stream=True, fields="cls")) == [1]
 
@@ -345,13 +329,7 @@ def zstd(data: bytes) -> bytes:
     return zstandard.compress(data[:100_000]) + zstandard.compress(data[100_000:])  # in two frames
 
 
-COMPRESSORS = {
-    "plain": lambda data: data,
-    "gzip": gzip.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-    "zstd": zstd,
-}
+COMPRESSORS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": zstd}
 
 
 @pytest.mark.parametrize("kind", COMPRESSORS)
@@ -371,14 +349,14 @@ def test_sequential_reader_decompresses_by_the_first_bytes_not_by_name(tmp_path:
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
 def test_sequential_reader_reports_truncated_and_damaged_data(tmp_path: Path, kind: str) -> None:
-    path, compressed = tmp_path / "x.bin", bytearray(COMPRESSORS[kind](DATA))
-    path.write_bytes(compressed[: len(compressed) // 2])
+    path, compressed = tmp_path / "x.bin", COMPRESSORS[kind](DATA)
+    half = len(compressed) // 2
+    path.write_bytes(compressed[:half])
     file = SequentialReader(str(path))
     with pytest.raises(Damage, match=r"x.bin' cannot be read beyond 0 bytes") if kind != "zstd" else nullcontext():
         assert len(file.read_at(0, 300_000)) < 300_000
     file.close()
-    compressed[len(compressed) // 2 : len(compressed) // 2 + 40] = bytes(40)
-    path.write_bytes(compressed)
+    path.write_bytes(compressed[:half] + bytes(40) + compressed[half + 40 :])
     file = SequentialReader(str(path))
     with pytest.raises(Damage, match="cannot be read beyond 0 bytes: "):
         file.read_at(0, 9_000_000)
