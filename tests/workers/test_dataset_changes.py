@@ -353,8 +353,6 @@ def test_abandoned_epoch_has_no_effect_on_the_changes_of_the_next_epoch():
 def test_worker_that_is_restarted_has_the_changes(tmp_path):
     class Dies(Data):
         def __getitem__(self, index):
-            import os
-
             if self.mosaic == "dies" and index == 3 and not (tmp_path / "died").exists():
                 (tmp_path / "died").touch()
                 os.kill(os.getpid(), 9)

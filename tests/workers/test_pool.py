@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.file_descriptors import descriptors
+from helpers.map_datasets import MapDataset
 from helpers.processes import LIMIT_S, is_alive, stop_processes, wait_until
-from workers.worker_team import FunctionDataset, Team
+from workers.worker_team import Team
 
 from gpuload.errors import WorkerError
 from gpuload.order.place import IterableStart
@@ -59,10 +60,6 @@ def touch_and_hang(path: Path):
     return hang
 
 
-def return_index(index):
-    return index
-
-
 def test_a_worker_populates_the_slot_of_each_chunk(make_team):
     def note_calls(worker):
         from gpuload.ring.ring import WorkerRing
@@ -78,7 +75,7 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
 
         return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
 
-    team = make_team(FunctionDataset(return_last_call), worker_init_fn=note_calls)
+    team = make_team(MapDataset(return_last_call), worker_init_fn=note_calls)
     for chunk in (1, 2):
         reply = team.run(chunk, [0])
         nbytes, [block] = reply.nbytes, team.content(reply).blocks.values()
@@ -89,14 +86,14 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
 
 def test_a_worker_has_one_thread_and_no_gpu(make_team):
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    team = make_team(FunctionDataset(lambda index: str([os.environ.get(name) for name in names])))
+    team = make_team(MapDataset(lambda index: str([os.environ.get(name) for name in names])))
     assert team.load([0]) == [str(["", "1", "1", "1"])]
 
 
 def test_workers_set_glibc_tunables_unless_the_user_has_set_them(make_team, monkeypatch):
     malloc_tunables = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
     stream_tunable = "glibc.cpu.x86_non_temporal_threshold"
-    environment = FunctionDataset(lambda index: os.environ["GLIBC_TUNABLES"])
+    environment = MapDataset(lambda index: os.environ["GLIBC_TUNABLES"])
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert make_team(environment).load([0]) == [f"{malloc_tunables}:{stream_tunable}=98304"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
@@ -116,7 +113,7 @@ def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
 
 def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
     go = tmp_path / "go"
-    team = make_team(FunctionDataset(block_until(go, 0)), workers=2)
+    team = make_team(MapDataset(block_until(go, 0)), workers=2)
     for chunk in range(20):
         team.submit(chunk + 1, [chunk])
     assert {reply.chunk for reply in team.wait(19)} == set(range(2, 21))
@@ -125,7 +122,7 @@ def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
 
 
 def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team):
-    team = make_team(FunctionDataset(lambda index: "x" * 100_000))
+    team = make_team(MapDataset(lambda index: "x" * 100_000))
     reply = team.run(1, [0, 1])
     assert reply.meta == b""
     [column] = team.content(reply).values.values()
@@ -150,7 +147,7 @@ def count_chunk_memory(pid: int | str = "self") -> int:
 
 
 def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(make_team):
-    team = make_team(FunctionDataset(large_image))
+    team = make_team(MapDataset(large_image))
     for chunk in range(1, 31):
         reply = team.run(chunk, [chunk, 100], spare_bytes=8 << 20)
         assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
@@ -166,7 +163,7 @@ def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_f
 
 
 def test_separate_memory_of_an_unexpected_reply_is_freed(make_team):
-    team = make_team(FunctionDataset(large_image))
+    team = make_team(MapDataset(large_image))
     team.submit(1, [1, 2], spare_bytes=8 << 20)
     del team.pool._in_flight[1]  # as if the chunk had been declared lost
     team.submit(2, [3])
@@ -189,7 +186,7 @@ def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk
         runner.map_file = map_file
         return large_image(index)
 
-    team = make_team(FunctionDataset(die_once))
+    team = make_team(MapDataset(die_once))
     lost = team.run(1, [3, 4], spare_bytes=8 << 20, kinds=Lost)
     assert (lost.chunk, lost.killed_externally) == (1, True)
     assert not team.ring._busy
@@ -199,7 +196,7 @@ def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk
 
 
 def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(make_team):
-    team = make_team(FunctionDataset(large_image))
+    team = make_team(MapDataset(large_image))
     team.await_ready()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
@@ -215,7 +212,7 @@ def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_l
 
 def test_a_canceled_chunk_ends_at_its_next_sample(make_team, tmp_path):
     go = tmp_path / "go"
-    team = make_team(FunctionDataset(block_until(go)))
+    team = make_team(MapDataset(block_until(go)))
     team.submit(1, range(100))
     team.submit(2, [0])
     wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
@@ -234,7 +231,7 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_with_its_stack_and_the_worke
             os.kill(os.getpid(), signal.SIGSEGV)
         return index
 
-    team = make_team(FunctionDataset(die_at_7))
+    team = make_team(MapDataset(die_at_7))
     [before] = team.pool.pids
     lost = team.run(1, [5, 6, 7, 8], kinds=Lost)
     assert (lost.chunk, lost.row, lost.cause, lost.killed_externally) == (1, 2, "killed by SIGSEGV", False)
@@ -248,7 +245,7 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_with_its_stack_and_the_worke
 
 def team_that_lost_chunk_2(make_team) -> tuple[Team, int]:
     """Return a team with a lost chunk, which the remaining worker might still load, and the pid of that worker."""
-    team = make_team(FunctionDataset(return_index), workers=2)
+    team = make_team(MapDataset(), workers=2)
     team.load([1], chunk=1)
     team.await_ready()  # a worker that is not ready cannot have the chunk
     board = team.pool._board
@@ -279,17 +276,12 @@ def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
         raise AssertionError("the slot is still written off")
 
 
-class NotesLate:
+class NotesLate(MapDataset):
     """A dataset whose workers wait, between taking and noting the chunk of this number, until a file `go` exists."""
 
     def __init__(self, chunk: int, folder: Path) -> None:
+        super().__init__()
         self.chunk, self.folder = chunk, str(folder)
-
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        return index
 
     def __setstate__(self, state):
         from gpuload.workers import main
@@ -349,7 +341,7 @@ def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceba
 
 def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(make_team, monkeypatch, tmp_path):
     started = tmp_path / "started"
-    team = make_team(FunctionDataset(touch_and_hang(started)))
+    team = make_team(MapDataset(touch_and_hang(started)))
     team.submit(1, [7])
     team.await_ready()  # a slow start is warned of too
     wait_until(started.exists, "the worker loads the sample")
@@ -406,7 +398,7 @@ def describe_worker(index):
 
 
 def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
-    team = make_team(FunctionDataset(describe_worker), max_workers=3)
+    team = make_team(MapDataset(describe_worker), max_workers=3)
     [first_pid] = team.pool.pids
     team.pool.resize(3)
     team.pool.collect_events(0.0)
@@ -434,7 +426,7 @@ def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
 
 
 def test_a_leaving_worker_finishes_its_chunk_first(make_team):
-    team = make_team(FunctionDataset(return_index), workers=3)
+    team = make_team(MapDataset(), workers=3)
     team.pool.collect_events(0.0)
     for chunk in range(1, 51):
         team.submit(chunk, [chunk])
@@ -465,7 +457,7 @@ def test_chunks_do_not_wait_for_a_worker_that_is_being_added(make_team, tmp_path
 
 
 def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
-    team = make_team(FunctionDataset(return_index), workers=2)
+    team = make_team(MapDataset(), workers=2)
     team.load([1], chunk=1)
     for chunk in range(2, 40, 2):
         team.pool.resize(1)
@@ -480,7 +472,7 @@ def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
 
 def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_team, tmp_path):
     go = tmp_path / "go"
-    team = make_team(FunctionDataset(block_until(go)), workers=2)
+    team = make_team(MapDataset(block_until(go)), workers=2)
     team.submit(1, [7])
     team.submit(2, [7])
     board = team.pool._board
@@ -498,7 +490,7 @@ def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_tea
 
 
 def test_an_added_worker_that_cannot_be_started_is_warned_of_once(make_team, monkeypatch):
-    team = make_team(FunctionDataset(return_index), max_workers=4)
+    team = make_team(MapDataset(), max_workers=4)
     team.load([1], chunk=1)
 
     def refuse(*args):
@@ -550,7 +542,7 @@ def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team
             time.sleep(0 if go.exists() else 0.002)
         return index
 
-    team = make_team(FunctionDataset(waits), workers=2)
+    team = make_team(MapDataset(waits), workers=2)
     team.submit(1, [0])
     wait_until(lambda: team.pool.busy_s() > 0.01, "a chunk in progress is counted")
     go.touch()
@@ -578,7 +570,7 @@ def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team)
                 pass
             return index
 
-        team = make_team(FunctionDataset(computes), workers=1)
+        team = make_team(MapDataset(computes), workers=1)
         team.load([0])
         before_s, began = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
         team.load([1, 2])
@@ -599,7 +591,7 @@ def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_map
     gc.collect()  # frees descriptors of earlier tests
     before = descriptors()
     mapped = Path("/proc/self/maps").read_text().count("memfd:gpuload")
-    team = Team(FunctionDataset(return_index), workers=2, max_workers=3)
+    team = Team(MapDataset(), workers=2, max_workers=3)
     team.load([0])
     team.pool.resize(3)
     team.pool.collect_events(0.0)
@@ -613,7 +605,7 @@ def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_map
 
 
 def test_close_does_not_wait_for_a_worker_that_hangs(tmp_path):
-    team = Team(FunctionDataset(touch_and_hang(tmp_path / "started")))
+    team = Team(MapDataset(touch_and_hang(tmp_path / "started")))
     [pid] = team.pool.pids
     team.submit(1, [0])
     wait_until((tmp_path / "started").exists, "the worker loads the sample")
@@ -622,7 +614,7 @@ def test_close_does_not_wait_for_a_worker_that_hangs(tmp_path):
 
 
 def test_close_in_a_forked_child_keeps_its_parents_workers(make_team):
-    team = make_team(FunctionDataset(return_index))
+    team = make_team(MapDataset())
     team.load([0])
     pids = team.pool.pids
     pid = os.fork()
