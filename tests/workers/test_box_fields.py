@@ -117,23 +117,11 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
 @pytest.mark.parametrize(
     ("make", "remark"),
     [
-        (
-            sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")),
-            f"an image of {SWAPPED}: {EXIF_HINT}",
-        ),
-        (
-            sample_with_boxes((WIDTH, HEIGHT), encode_image(3)),
-            f"{SWAPPED}: height and width are swapped; rotate the image",
-        ),
+        (sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")), f"an image of {SWAPPED}: {EXIF_HINT}"),
+        (sample_with_boxes((WIDTH, HEIGHT), encode_image(3)), f"{SWAPPED}: height and width are swapped; rotate the"),
         (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
-        (
-            sample_with_boxes((WIDTH, HEIGHT), encode_image(), None),
-            f"boxes of a sample are for an image of {SWAPPED}",
-        ),
-        (
-            sample_with_boxes((48, 80), encode_image()),
-            "scale the targets as the image was scaled, or return the image that",
-        ),
+        (sample_with_boxes((WIDTH, HEIGHT), encode_image(), None), f"boxes of a sample are for an image of {SWAPPED}"),
+        (sample_with_boxes((48, 80), encode_image()), "scale the targets as the image was scaled, or return the image"),
         (
             lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
             "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
