@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from itertools import chain, islice, repeat
 
 import pytest
 import torch
@@ -94,13 +95,8 @@ def test_sampler_resumes_from_a_saved_state(name, stop):
     with make() as loader:
         undisturbed = [batch for _ in range(3) for batch in as_lists(loader)]
     with make() as first:
-        keys_before, batches = [], iter(first)
-        while len(keys_before) < stop:
-            batch = next(batches, None)
-            if batch is None:
-                batches = iter(first)
-            else:
-                keys_before += as_lists([batch])
+        batches = chain(iter(first), chain.from_iterable(repeat(first)))
+        keys_before = as_lists(islice(batches, stop))
         state = json.loads(json.dumps(first.state_dict()))
     with make() as second:
         second.load_state_dict(state)
