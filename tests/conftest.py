@@ -72,6 +72,7 @@ NEEDED = {
     "tests/frameworks/test_accelerate.py": ("accelerate",),
     "tests/frameworks/test_lightning.py": ("pytorch_lightning", "torchdata"),
     "tests/frameworks/test_ray.py": ("ray",),
+    "tests/frameworks/test_stateful_dataloader.py": ("torchdata",),
     "tests/recipes/test_timm.py": ("timm",),
     "tests/stage/dali/": ("nvidia.dali",),
     "tests/stage/kornia/": ("kornia",),
@@ -86,7 +87,9 @@ NEEDED_BY_NAME = {
     "lmdb": ("lmdb",),
     "make_detection": ("pycocotools",),
     "nvImageCodec": ("nvidia.nvimgcodec",),
+    "nvimagecodec_on_cpu": ("nvidia.nvimgcodec",),
     "parquet": ("pyarrow",),
+    "zstd": ("zstandard",),
 }
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from helpers import lacking
 
 import gpuload
 
@@ -237,6 +238,7 @@ def test_backends_import_no_other_backend_but_the_reference():
     check_imports(is_forbidden, "a backend imports no backend but the reference, which runs what it lacks")
 
 
+@lacking.needs("pyarrow")
 @pytest.mark.slow
 def test_modules_of_workers_can_be_imported_without_torch():
     modules = [name for name in SOURCES if name == "gpuload" or any(is_in(name, f"gpuload.{x}") for x in WITHOUT_TORCH)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dataloader.streams import Counting
+from helpers import lacking
 from helpers.both_loaders import gpuload_batches
 from helpers.map_datasets import MapDataset
 
@@ -106,6 +107,7 @@ def test_sample_rng_seeds_a_library_that_has_its_own_generator():
     assert (augmented(np.zeros(3), SelfSeededTransform(), num_workers=2, chunk_size=1) == expected).all()
 
 
+@lacking.needs("albumentations")
 @pytest.mark.filterwarnings("ignore")  # Albumentations asks the network for a newer version
 def test_sample_rng_seeds_albumentations(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")

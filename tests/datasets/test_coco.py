@@ -445,6 +445,7 @@ def test_wrap_coco_refuses_transforms_and_overridden_methods(make_detection: Mak
         gl.wrap(make_detection(kind=Overridden))
 
 
+@lacking.needs("pycocotools")
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=40).filter(any))
 def test_unpack_runs_inverts_the_packing_of_pycocotools(lengths: list[int]) -> None:
     from pycocotools import mask

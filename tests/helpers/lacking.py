@@ -45,6 +45,7 @@ OF_INTEGRATIONS = {
     "accelerate",
     "aiohttp",
     "albumentations",
+    "botocore",
     "cv2",
     "datasets",
     "h5py",

@@ -87,6 +87,7 @@ def assert_advice_contains(stats: gl.Stats, *expected: str) -> None:
     assert [words for words in expected if words not in stats.advice] == [], f"{stats}\n{stats.as_dict()}"
 
 
+@lacking.needs("nvidia.nvimgcodec")
 @pytest.mark.processes
 def test_stats_of_a_worker_that_decodes_large_jpegs_name_decode(sixteen_cpus):
     stats = measure_batches(PHOTOS, transforms=[T.CenterCrop(64)])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import lacking
 
 import gpuload as gl
 from gpuload.datasets.stores.tar.shards import SUFFIX
@@ -109,6 +110,7 @@ if __name__ == "__main__":
 """
 
 
+@lacking.needs("typer")
 @pytest.mark.processes
 @pytest.mark.parametrize("to", STORES)
 def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Path, tmp_path: Path, to: str) -> None:

@@ -393,6 +393,7 @@ def test_lmdb_labels_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
     assert [label for _, label in dataset] == ["cat", "7"]
 
 
+@lacking.needs("pyarrow")
 def test_parquet_columns_return_and_images_have_no_statistics(tmp_path: Path) -> None:
     from pyarrow import parquet
 

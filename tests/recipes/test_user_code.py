@@ -351,6 +351,7 @@ class TestUserCode:
         seen, moved = T.apply(MOVE, (scene(0), gl.Mask(mask(0))))
         assert torch.equal(seen[0] > 100, moved == 1)
 
+    @lacking.needs("datasets")
     def test_hugging_face_iterable_dataset_is_read(self):
         import datasets
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers import lacking
 from simulated.decoder import decoding_with
 from simulated.machine import DIRECTED
 from simulated.running import assert_equal, on_cpu, on_device
@@ -35,6 +36,7 @@ def test_host_sleeps_while_it_waits_for_memory_of_decoded_images():
     assert {wait.what for wait in waits if wait.function == "_free"} == {"blocking event"}
 
 
+@lacking.needs("nvidia.nvimgcodec")
 def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
     """This needs enough memory for the decoded images, which are kept until their crops are copied."""
     grids: list[tuple[int, int]] = []

@@ -328,14 +328,19 @@ def the_consumers_stream_is_not_restored(patch: Patch, cuda: SimulatedCuda) -> N
 
 # These fail only on devices with contexts.
 NEED_CONTEXTS = {
-    "a_kernel_is_launched_on_the_current_device": lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE),
+    "a_kernel_is_launched_on_the_current_device": [lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE)],
 }
+
+
+def marks_of(loop: Loop) -> list[pytest.MarkDecorator]:
+    return [lacking.needs("nvidia.nvimgcodec")] if loop is decodes else []
+
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", [pytest.param(loop, marks=marks_of(loop)) for loop in LOOPS])
 def test_loop_passes_without_a_mutant(loop):
     for policy in DIRECTED:
         with simulated(policy) as cuda:
@@ -343,7 +348,9 @@ def test_loop_passes_without_a_mutant(loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NEED_CONTEXTS.get(name, ())) for name in MUTANTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[*marks_of(MUTANTS[name][0]), *NEED_CONTEXTS.get(name, ())]) for name in MUTANTS]
+)
 def test_mutant_fails_in_its_loop(name):
     loop, change = MUTANTS[name]
     assert any(fails(loop, change, policy) for policy in DIRECTED)

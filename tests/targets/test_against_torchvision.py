@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 from targets.geometric_chains import GEOMETRIC_CHAINS, KEY, SIZES, draw
@@ -184,6 +185,7 @@ def albumentations_of(turn, box_format: str):
     return albumentations.Compose([done], bbox_params=boxes, keypoint_params=points)
 
 
+@lacking.needs("albumentations")
 @pytest.mark.filterwarnings("ignore")  # albumentations looks for a newer version
 @pytest.mark.parametrize("box_format", ["xyxy", "xywh"])
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 
 import gpuload as gl
 from gpuload.workers.dataset_changes import CHECKSUM_BYTES, DatasetChanges, apply_changes, find_objects, name_attribute
@@ -187,6 +188,7 @@ def test_data_that_is_changed_in_place_or_replaced_by_an_equal_object_is_seen(na
     assert changed_data(changes) == ["dataset.values"]
 
 
+@lacking.needs("pandas")
 def test_columns_of_a_frame_that_are_changed_or_replaced_are_seen():
     import pandas
 
@@ -205,6 +207,7 @@ def test_columns_of_a_frame_that_are_changed_or_replaced_are_seen():
     assert changed_data(changes) == []
 
 
+@lacking.needs("pyarrow")
 def test_arrow_table_that_is_replaced_is_seen():
     import pyarrow
 

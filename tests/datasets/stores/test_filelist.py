@@ -363,6 +363,7 @@ def test_file_list_names_a_missing_cell_of_a_table(missing: Any) -> None:
         FileList(frame)
 
 
+@lacking.needs("pandas", "pyarrow")
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_file_list_several_targets_are_a_dict(folder: Path, workers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers import lacking
 
 from gpuload.datasets.stores.remote_failures import display_url, failure_of
 
@@ -24,6 +25,7 @@ def s3_error(code: str, status: int) -> Exception:
         return error
 
 
+@lacking.needs("botocore")
 @pytest.mark.parametrize(
     ("code", "status", "kind", "message", "is_transient"),
     [
@@ -53,6 +55,7 @@ def test_failure_of_s3_errors_has_a_type_a_message_and_transience(
     assert (", in each of 3 attempts" in str(error)) == is_transient
 
 
+@lacking.needs("botocore")
 def test_failure_of_missing_credentials_suggests_anon() -> None:
     from botocore.exceptions import NoCredentialsError
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from helpers.decoders import decoder_by
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.jpeg_kinds import KINDS, Photos, assert_same, damaged, photo, read_batches
@@ -35,7 +36,7 @@ REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 
 
 
 @pytest.fixture
-def decoder() -> NvImageCodec:
+def nvimagecodec_on_cpu() -> NvImageCodec:
     return NvImageCodec(CPU_DEVICE, 1, load_nvimgcodec())
 
 
@@ -45,6 +46,7 @@ def region_of(data: bytes, *, grey: bool = False) -> EncodedRegion:
     return EncodedRegion(np.frombuffer(data, np.uint8), header.height, header.width, grey, region)
 
 
+@lacking.needs("nvidia.nvimgcodec")
 @pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
 def test_nvimagecodec_on_the_cpu_gives_the_bits_of_workers():
     kinds = [kind for kind in KINDS for _ in range(2)]
@@ -59,6 +61,7 @@ def test_nvimagecodec_on_the_cpu_gives_the_bits_of_workers():
     assert sum(stats.decode.refused.values()) == sum("refused" in KINDS[k][1] or "after" in KINDS[k][1] for k in kinds)
 
 
+@lacking.needs("nvidia.nvimgcodec")
 @pytest.mark.parametrize("upright", [False, True])
 def test_nvimagecodec_on_the_cpu_applies_exif_orientation_once(upright):
     exif = Image.Exif()
@@ -73,11 +76,11 @@ def test_nvimagecodec_on_the_cpu_applies_exif_orientation_once(upright):
     assert decoded[2].stats().decode.counts == {CPU: 8}
 
 
-def test_region_decoded_by_workers_equals_the_crop_of_the_entire_image(decoder):
+def test_region_decoded_by_workers_equals_the_crop_of_the_entire_image(nvimagecodec_on_cpu):
     cpu = decoder_by("nvImageCodec")
     for subsampling in (0, 1, 2):
         encoded = gl.Encoded(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling))
-        [entire] = decoder.decode([region_of(encoded.data)])
+        [entire] = nvimagecodec_on_cpu.decode([region_of(encoded.data)])
         assert isinstance(entire, Pixels)
         for top, left, height, width in ((0, 0, 83, 121), *REGIONS):
             region = cpu.decode(encoded, cpu.header(encoded), (top, left, height, width))
@@ -85,16 +88,16 @@ def test_region_decoded_by_workers_equals_the_crop_of_the_entire_image(decoder):
 
 
 @pytest.mark.parametrize("grey", [False, True])
-def test_decode_of_regions_gives_the_bits_of_the_entire_image(decoder, grey):
+def test_decode_of_regions_gives_the_bits_of_the_entire_image(nvimagecodec_on_cpu, grey):
     library = load_nvimgcodec()
     entire_decoder = NvImageCodec(CPU_DEVICE, 1, library, exact_versions={CPU: ("0.8.7", "1.0")})
-    assert (decoder.decodes_regions, decoder.note) == (True, "")
+    assert (nvimagecodec_on_cpu.decodes_regions, nvimagecodec_on_cpu.note) == (True, "")
     assert not entire_decoder.decodes_regions
     assert entire_decoder.note == f"{CPU} {library.__version__} decodes entire images, not regions"
     for subsampling in (0, 1, 2):
         entire = region_of(jpeg_bytes(smooth_image(83, 121, subsampling), subsampling=subsampling), grey=grey)
         sources = [entire, *(entire._replace(region_tlhw=region) for region in REGIONS)]
-        results, expected_results = decoder.decode(sources), entire_decoder.decode(sources)
+        results, expected_results = nvimagecodec_on_cpu.decode(sources), entire_decoder.decode(sources)
         for pixels, expected, source in zip(results, expected_results, sources, strict=True):
             assert isinstance(pixels, Pixels)
             assert isinstance(expected, Pixels)
@@ -102,26 +105,26 @@ def test_decode_of_regions_gives_the_bits_of_the_entire_image(decoder, grey):
             assert pixels.owner.shape[:2] == source.region_tlhw[2:]
 
 
-def test_pixels_keep_their_memory_during_later_calls(decoder):
-    [first] = decoder.decode([region_of(photo(0))])
+def test_pixels_keep_their_memory_during_later_calls(nvimagecodec_on_cpu):
+    [first] = nvimagecodec_on_cpu.decode([region_of(photo(0))])
     assert isinstance(first, Pixels)
     before = first.owner.copy()
     for number in range(20):
-        decoder.decode([region_of(photo(number))])
+        nvimagecodec_on_cpu.decode([region_of(photo(number))])
     assert np.array_equal(first.owner, before)
 
 
-def test_decode_refuses_only_the_image_that_libjpeg_warns_about(decoder):
+def test_decode_refuses_only_the_image_that_libjpeg_warns_about(nvimagecodec_on_cpu):
     files = [photo(number) for number in range(6)]
     files[4] = damaged(files[4])
-    results = decoder.decode([region_of(data) for data in files])
+    results = nvimagecodec_on_cpu.decode([region_of(data) for data in files])
     assert [isinstance(result, Pixels) for result in results] == [True] * 4 + [False, True]
     assert "Corrupt JPEG data" in results[4].reason  # type: ignore[union-attr]
 
 
-def test_decode_of_gray_and_color_images_in_one_call_returns_their_channels(decoder):
+def test_decode_of_gray_and_color_images_in_one_call_returns_their_channels(nvimagecodec_on_cpu):
     gray = KINDS["gray"][0](1)
-    results = decoder.decode([region_of(photo(0)), region_of(gray, grey=True), region_of(gray)])
+    results = nvimagecodec_on_cpu.decode([region_of(photo(0)), region_of(gray, grey=True), region_of(gray)])
     assert [pixels.owner.shape[2] for pixels in results if isinstance(pixels, Pixels)] == [3, 1, 3]
 
 
@@ -228,16 +231,20 @@ def test_decode_on_a_full_device_raises_out_of_device_memory(gpu):
         decoder.decode([region_of(photo(0))])
 
 
-def test_decode_refuses_an_image_whose_size_differs_from_its_header(decoder):
+def test_decode_refuses_an_image_whose_size_differs_from_its_header(nvimagecodec_on_cpu):
     region = region_of(photo(0))._replace(height=20, region_tlhw=(0, 0, 20, 70))
-    assert decoder.decode([region]) == [Refusal("the header says 20×70 pixels, but the decoded image has another size")]
-    refused, decoded = decoder.decode([region._replace(height=90, region_tlhw=(60, 0, 30, 9)), region_of(photo(0))])
+    assert nvimagecodec_on_cpu.decode([region]) == [
+        Refusal("the header says 20×70 pixels, but the decoded image has another size")
+    ]
+    refused, decoded = nvimagecodec_on_cpu.decode(
+        [region._replace(height=90, region_tlhw=(60, 0, 30, 9)), region_of(photo(0))]
+    )
     assert refused == Refusal("ValueError: the header says 90×70 pixels, but nvImageCodec reads another size")
     assert isinstance(decoded, Pixels)
 
 
-def test_decode_refuses_an_image_above_the_librarys_size_limit(decoder, monkeypatch):
+def test_decode_refuses_an_image_above_the_librarys_size_limit(nvimagecodec_on_cpu, monkeypatch):
     monkeypatch.setattr(nvimagecodec, "NV_MAX_BYTES", 10_600)
-    large, small = decoder.decode([region_of(photo(3)), region_of(photo(0))])
+    large, small = nvimagecodec_on_cpu.decode([region_of(photo(3)), region_of(photo(0))])
     assert isinstance(small, Pixels)
     assert large == Refusal("ValueError: an image exceeds the size limit of nvImageCodec")
