@@ -52,10 +52,9 @@ def batches(make, transforms=CHAIN, batch_size=3, **options):
 
 def frames_as_images(transforms=CHAIN, **options) -> list[torch.Tensor]:
     """Return batches N×T×C×H×W in which each frame was loaded as a separate image."""
-    batches_by_frame = [
-        batches(lambda i, frame=frame: gl.Image(frames(i)[frame]), transforms, **options) for frame in range(FRAMES)
-    ]
-    return [torch.stack([images for images, _ in step], 1) for step in zip(*batches_by_frame, strict=True)]
+    makers = [lambda i, frame=frame: gl.Image(frames(i)[frame]) for frame in range(FRAMES)]
+    steps = zip(*(batches(make, transforms, **options) for make in makers), strict=True)
+    return [torch.stack([images for images, _ in step], 1) for step in steps]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -151,11 +150,8 @@ def test_clips_of_different_lengths_raise_unless_a_collate_fn_takes_them():
     def make(index):
         return frames(index)[: 1 + index]
 
-    with pytest.raises(
-        gl.CollateError,
-        match=r"clips of a batch differ in length: sample 0 has 1 frames, and sample 1 has 2; cut clips to one "
-        "length in the dataset, or pass a collate_fn",
-    ):
+    lengths = "clips of a batch differ in length: sample 0 has 1 frames, and sample 1 has 2; cut clips to one length"
+    with pytest.raises(gl.CollateError, match=f"{lengths} in the dataset, or pass a collate_fn"):
         batches(make)
     collated = batches(make, collate_fn=lambda samples: [len(clip) for clip, _ in samples])
     assert collated == [[1, 2, 3], [4, 5, 5]]
@@ -201,9 +197,8 @@ def test_uniform_temporal_subsample_selects_frames_before_transforms_in_every_fo
     if "torchvision" in form:
         torchvision()
     frame_numbers = torch.linspace(0, FRAMES - 1, count).long().tolist()
-    for (clips, labels), (expected, expected_labels) in zip(
-        batches(FORMS[form], [*CHAIN, T.UniformTemporalSubsample(count)]), batches(frames), strict=True
-    ):
+    subsampled = batches(FORMS[form], [*CHAIN, T.UniformTemporalSubsample(count)])
+    for (clips, labels), (expected, expected_labels) in zip(subsampled, batches(frames), strict=True):
         clips = torch.stack(clips, 1) if "list" in form else clips
         assert torch.equal(clips, expected[:, frame_numbers])
         assert torch.equal(labels, expected_labels)
@@ -223,11 +218,8 @@ def test_uniform_temporal_subsample_keeps_masks_and_later_fields():
     chain = [T.UniformTemporalSubsample(2), T.CenterCrop(10)]
     for number, (batch, _) in enumerate(batches(make, chain)):
         assert len(batch["a"]) == 2
-        assert (
-            batch["mask"].amax(dim=(1, 2)).tolist()
-            == batch["z"].tolist()
-            == [3 * number, 3 * number + 1, 3 * number + 2]
-        )
+        expected = [3 * number, 3 * number + 1, 3 * number + 2]
+        assert batch["mask"].amax(dim=(1, 2)).tolist() == batch["z"].tolist() == expected
 
 
 def test_uniform_temporal_subsample_raises_for_wrong_arguments_places_and_samples():

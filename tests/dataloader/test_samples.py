@@ -114,9 +114,7 @@ def test_list_subclass_keeps_its_type(workers):
 def test_nested_tensors_arrive_from_workers_but_cannot_be_collated():
     dataset = [torch.nested.nested_tensor([torch.full((2,), float(i)), torch.zeros(3)]) for i in range(4)]
     [batch] = gpuload_batches(dataset, 4, num_workers=1, collate_fn=list)
-    assert all(
-        torch.equal(tensor.unbind()[0], original.unbind()[0]) for tensor, original in zip(batch, dataset, strict=True)
-    )
+    assert [tensor.unbind()[0].tolist() for tensor in batch] == [[float(i)] * 2 for i in range(4)]
     for workers in (0, 1):
         with pytest.raises(RuntimeError, match=r"the samples .*not currently supported by the default collate_fn"):
             gpuload_batches(dataset, 4, num_workers=workers)
@@ -146,9 +144,10 @@ class Labelled:
 
 
 def test_dataclasses_are_collated_where_dataloader_raises():
+    dataset = [Labelled(0.0, "n0"), Labelled(0.5, "n1")]
     with pytest.raises(TypeError, match="Labelled"):
-        torch_batches(MapDataset(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
-    [batch] = gpuload_batches(MapDataset(lambda i: Labelled(i / 2, f"n{i}"), 2), 2)
+        torch_batches(dataset, 2)
+    [batch] = gpuload_batches(dataset, 2)
     assert alike(batch, Labelled(torch.tensor([0.0, 0.5], dtype=torch.float64), ["n0", "n1"]))
 
 
@@ -161,12 +160,10 @@ def test_dicts_with_keys_in_different_order_are_collated_as_in_dataloader():
 
 
 def test_dicts_with_different_keys_raise_where_dataloader_drops_keys():
-    def growing(index):
-        return {"a": index} if index == 0 else {"a": index, "b": index}
-
-    assert alike(torch_batches(MapDataset(growing, 2), 2), [{"a": torch.tensor([0, 1])}])
+    dataset = [{"a": 0}, {"a": 1, "b": 1}]
+    assert alike(torch_batches(dataset, 2), [{"a": torch.tensor([0, 1])}])
     with pytest.raises(gl.CollateError, match=r"sample 0 is {'a': ·}.*but sample 1 is {'a': ·, 'b': ·}"):
-        gpuload_batches(MapDataset(growing, 2), 2)
+        gpuload_batches(dataset, 2)
 
 
 REFUSED = {
@@ -292,9 +289,8 @@ def test_torch_datasets_give_the_same_batches_as_in_dataloader(name):
 
 @pytest.mark.processes
 def test_torch_datasets_give_the_same_batches_in_workers():
-    chosen = ConcatDataset(
-        [Subset(TensorDataset(*COLUMNS), [7, 2, 2, 5]), random_split(TensorDataset(*COLUMNS), [4, 6])[0]]
-    )
+    tensors = TensorDataset(*COLUMNS)
+    chosen = ConcatDataset([Subset(tensors, [7, 2, 2, 5]), random_split(tensors, [4, 6])[0]])
     assert alike(gpuload_batches(chosen, 3, num_workers=1), torch_batches(chosen, 3))
 
 
@@ -334,33 +330,27 @@ def test_numpy_scalars_of_any_dtype_equal_dataloaders_batches(name):
 @pytest.mark.processes
 def test_small_rows_from_workers_equal_dataloaders_batches():
     rows = np.random.default_rng(0).random((200, 8), np.float32)
+
+    def row(index):
+        return {"row": rows[index], "label": np.int64(index), "tensor": torch.tensor([index, -1])}
+
     stacked = StackDataset(x=rows, y=TensorDataset(torch.arange(200)), name=[f"n{i}" for i in range(200)])
-    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), MapDataset(SmallRow(rows), 200)):
+    for dataset in (stacked, Subset(stacked, range(150, 20, -1)), MapDataset(row, 200)):
         batches = gpuload_batches(dataset, 64, num_workers=2, epochs=2)
         assert alike(batches, torch_batches(dataset, 64) * 2)
-
-
-class SmallRow:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __call__(self, index):
-        return {"row": self.rows[index], "label": np.int64(index), "tensor": torch.tensor([index, -1])}
-
-
-def fails_at_11(index):
-    if index == 11:
-        raise ValueError("no such row")
-    return np.full(4, index), np.int32(index), float(index)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_small_row_that_fails_is_skipped(workers):
-    options = {"num_workers": workers, "faults": gl.Faults(on_error="skip")}
+    def fails_at_11(index):
+        if index == 11:
+            raise ValueError("no such row")
+        return np.full(4, index), np.int32(index), float(index)
+
     dataset = MapDataset(fails_at_11, 40)
     with pytest.warns(RuntimeWarning, match="no such row"):
-        batches = gpuload_batches(dataset, 16, **options)
+        batches = gpuload_batches(dataset, 16, num_workers=workers, on_error="skip")
     expected = [[*range(11), *range(12, 16)], range(16, 32), range(32, 40)]
     assert alike(batches, [torch_batches(Subset(dataset, rows), 16)[0] for rows in expected])
 
@@ -371,19 +361,15 @@ def test_small_rows_that_cannot_be_pickled_raise_sample_error():
         gpuload_batches(MapDataset(lambda i: np.array([threading.Lock()]), 4), 4, num_workers=1)
 
 
-class CountedReads:
-    """A dataset of small rows that counts the reads of each sample in files."""
+def counted_reads(folder, draw) -> MapDataset:
+    """Return a dataset of small rows that counts the reads of each sample in files."""
 
-    def __init__(self, folder, draw):
-        self.folder, self.draw = str(folder), draw
-
-    def __len__(self):
-        return 200
-
-    def __getitem__(self, index):
-        with open(f"{self.folder}/{index}", "a") as file:
+    def read(index):
+        with open(folder / str(index), "a") as file:
             file.write(".")
-        return np.full(64, index), self.draw(index)
+        return np.full(64, index), draw(index)
+
+    return MapDataset(read, 200)
 
 
 def draws_always(index):
@@ -399,8 +385,8 @@ def draws_after_150(index):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_random_numbers_of_small_rows_depend_only_on_their_position(tmp_path, workers, draw):
     """Rows may begin to draw in a later chunk, whose samples are then read twice."""
-    batches = gpuload_batches(CountedReads(tmp_path, draw), 50, num_workers=workers, epochs=2, chunk_size=50)
-    expected = gpuload_batches(CountedReads(tmp_path, draw), 50, epochs=2, chunk_size=1)
+    batches = gpuload_batches(counted_reads(tmp_path, draw), 50, num_workers=workers, epochs=2, chunk_size=50)
+    expected = gpuload_batches(counted_reads(tmp_path, draw), 50, epochs=2, chunk_size=1)
     assert alike(batches, expected)
 
 
@@ -408,7 +394,7 @@ def test_random_numbers_of_small_rows_depend_only_on_their_position(tmp_path, wo
 @pytest.mark.parametrize("draw", [draws_always, float])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_small_row_is_read_once(tmp_path, workers, draw):
-    gpuload_batches(CountedReads(tmp_path, draw), 50, num_workers=workers)
+    gpuload_batches(counted_reads(tmp_path, draw), 50, num_workers=workers)
     assert [(tmp_path / str(index)).read_text() for index in range(200)] == ["."] * 200
 
 

@@ -171,10 +171,7 @@ class Seeds:
     """A stream of one sample: the worker's number, its seed, and a random number drawn with this seed."""
 
     def __iter__(self):
-        import torch
         from torch.utils.data import get_worker_info
-
-        import gpuload as gl
 
         info, torch_info = gl.get_worker_info(), get_worker_info()
         seed = info.seed if torch_info is None else torch_info.seed
@@ -204,7 +201,6 @@ def test_seed_without_workers_differs_between_epochs():
 @pytest.mark.processes
 def test_worker_init_fn_and_dataset_see_the_seed_that_torch_has():
     def check(worker):
-        import torch
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()

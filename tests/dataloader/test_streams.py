@@ -20,14 +20,8 @@ import gpuload as gl
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-class Numbers(IterableDataset):
-    """A stream of 0 … n−1."""
-
-    def __init__(self, samples=10):
-        self.samples = samples
-
-    def __iter__(self):
-        return iter(range(self.samples))
+class Numbers(Undivided, IterableDataset):
+    """A stream of 0 … n−1, which torch recognizes."""
 
 
 class Sized(Numbers):
@@ -263,36 +257,19 @@ def test_worker_killed_between_batches_loses_and_repeats_no_sample():
 
 
 @pytest.mark.processes
-def test_slow_worker_does_not_change_the_order_of_a_stream():
-    class Slow(Counting):
+def test_in_order_false_does_not_wait_for_a_slow_worker_and_resumes_exactly(tmp_path):
+    class WaitsForFile:
+        """A stream of 100·w … 100·w + 5 in worker w; worker 0 waits for a file before its second number."""
+
         def __iter__(self):
             worker, _ = worker_share()
-            for number in super().__iter__():
-                if worker == 0:
-                    time.sleep(0.02)
-                yield number
+            for number in range(6):
+                while worker == 0 and number == 1 and not (tmp_path / "go").exists():
+                    time.sleep(0.01)
+                yield 100 * worker + number
 
-    assert as_lists(gpuload_batches(Slow(12), 2, num_workers=2)) == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
-
-
-class WaitsForFile:
-    """A stream of 100·w … 100·w + 5 in worker w; worker 0 waits for a file before its second number."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __iter__(self):
-        worker, _ = worker_share()
-        for number in range(6):
-            while worker == 0 and number == 1 and not self.file.exists():
-                time.sleep(0.01)
-            yield 100 * worker + number
-
-
-@pytest.mark.processes
-def test_in_order_false_does_not_wait_for_a_slow_worker_and_resumes_exactly(tmp_path):
-    options = {"num_workers": 2, "device": "cpu", "in_order": False}
-    with gl.Loader(WaitsForFile(tmp_path / "go"), 1, **options) as loader:
+    options = {"num_workers": 2, "in_order": False}
+    with cpu_loader(WaitsForFile(), 1, **options) as loader:
         batches = iter(loader)
         seen = []
         while not ([0] in seen and [103] in seen):  # the slow worker may also start last
@@ -302,13 +279,11 @@ def test_in_order_false_does_not_wait_for_a_slow_worker_and_resumes_exactly(tmp_
         (tmp_path / "go").touch()
         all_batches = [[100 * worker + number] for worker in (0, 1) for number in range(6)]
         assert sorted(seen + as_lists(batches)) == all_batches
-    with gl.Loader(WaitsForFile(tmp_path / "go"), 1, **options) as loader:
+    with cpu_loader(WaitsForFile(), 1, **options) as loader:
         loader.load_state_dict(state)
         resumed = as_lists(loader)
-    for worker in (0, 1):  # the numbers of each worker come in order
-        assert [key for [key] in seen + resumed if key // 100 == worker] == [
-            100 * worker + number for number in range(6)
-        ]
+    # The numbers of each worker come in order.
+    assert sorted(seen + resumed, key=lambda batch: batch[0] // 100) == all_batches
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""The open file descriptors of this process, for tests that descriptors are closed.
+"""The open file descriptors of a process, for tests that descriptors are closed.
 
 Their number alone says nothing: garbage of other tests can be collected meanwhile, and a connection pool closes idle
 connections in its own thread.
@@ -13,12 +13,12 @@ from pathlib import Path
 __all__ = ["descriptors", "open_below", "open_of"]
 
 
-def descriptors() -> set[tuple[int, str]]:
+def descriptors(pid: int | str = "self") -> set[tuple[int, str]]:
     """Return all descriptors with their link targets. Those only in a later set were opened since, and not closed."""
     links_by_number = set()
-    for number in os.listdir("/proc/self/fd"):
+    for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of listdir itself
-            links_by_number.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
+            links_by_number.add((int(number), os.readlink(f"/proc/{pid}/fd/{number}")))
     return links_by_number
 
 

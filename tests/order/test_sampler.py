@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import warnings
+from itertools import chain, islice, repeat
 
 import pytest
 import torch
+from helpers.both_loaders import as_lists, cpu_loader
 from helpers.map_datasets import MapDataset
 from torch.utils.data import (
     BatchSampler,
@@ -17,19 +19,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import gpuload as gl
-
-
-def loader(dataset, *args, **options) -> gl.Loader:
-    return gl.Loader(dataset, *args, **{"device": "cpu", "num_workers": 0, **options})
-
 
 def seeded(seed=5):
     return torch.Generator().manual_seed(seed)
-
-
-def keys(batches) -> list:
-    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
 
 
 class StatefulSampler:
@@ -97,43 +89,34 @@ RESUMED = {
 @pytest.mark.parametrize("name", RESUMED)
 def test_sampler_resumes_from_a_saved_state(name, stop):
     def make():
-        options = {"batch_size": 2, **RESUMED[name]()}
-        return loader(
-            MapDataset(samples=11), **({**options, "batch_size": 1} if "batch_sampler" in options else options)
-        )
+        options = RESUMED[name]()
+        return cpu_loader(MapDataset(samples=11), **{"batch_size": 1 if "batch_sampler" in options else 2, **options})
 
-    def epochs(loader_, count):
-        return [keys(loader_) for _ in range(count)]
-
-    undisturbed = [batch for epoch in epochs(make(), 3) for batch in epoch]
+    with make() as loader:
+        undisturbed = [batch for _ in range(3) for batch in as_lists(loader)]
     with make() as first:
-        keys_before, batches = [], iter(first)
-        while len(keys_before) < stop:
-            batch = next(batches, None)
-            if batch is None:
-                batches = iter(first)
-            else:
-                keys_before += keys([batch])
+        batches = chain(iter(first), chain.from_iterable(repeat(first)))
+        keys_before = as_lists(islice(batches, stop))
         state = json.loads(json.dumps(first.state_dict()))
     with make() as second:
         second.load_state_dict(state)
         resumed = []
         while len(keys_before) + len(resumed) < len(undisturbed):
-            resumed += keys(second)
+            resumed += as_lists(second)
     assert keys_before + resumed == undisturbed
 
 
 @pytest.mark.parametrize("state_of", ["sampler", "iterator"])
 def test_sampler_with_a_state_dict_is_restored_without_another_pass(state_of):
-    with loader(MapDataset(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
         batches = iter(first)
         for _ in range(3):
             next(batches)
         state = first.state_dict()
     restored = StatefulSampler(state_of)
-    with loader(MapDataset(samples=11), 2, sampler=restored) as second:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=restored) as second:
         second.load_state_dict(state)
-        assert keys(second) == [[6, 7], [8, 9], [10]]
+        assert as_lists(second) == [[6, 7], [8, 9], [10]]
     assert restored.keys_read == 5
 
 
@@ -147,14 +130,14 @@ def test_state_of_a_sampler_keeps_its_types():
             assert at == torch.tensor(state["at"])
             super().load_state_dict(state)
 
-    with loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader_:
-        batches = iter(loader_)
+    with cpu_loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader:
+        batches = iter(loader)
         keys_before = [next(batches).tolist()]
-        state = json.loads(json.dumps(loader_.state_dict()))
-        expected = [batch.tolist() for batch in batches]
-    with loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader_:
-        loader_.load_state_dict(state)
-        assert [batch.tolist() for batch in loader_] == expected
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = as_lists(batches)
+    with cpu_loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader:
+        loader.load_state_dict(state)
+        assert as_lists(loader) == expected
     assert sorted(key for batch in keys_before + expected for key in batch) == list(range(11))
 
 
@@ -163,10 +146,10 @@ def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
         def state_dict(self):
             return {"at": object()}
 
-    with loader(MapDataset(samples=11), 2, sampler=Odd("sampler")) as loader_:
-        next(iter(loader_))
+    with cpu_loader(MapDataset(samples=11), 2, sampler=Odd("sampler")) as loader:
+        next(iter(loader))
         with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
-            loader_.state_dict()
+            loader.state_dict()
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
@@ -174,7 +157,7 @@ def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
 
 def rank_loader(rank, sampler):
     options = {"batch_sampler": sampler} if isinstance(sampler, BatchSampler) else {"sampler": sampler, "batch_size": 4}
-    return loader(range(40), rank=rank, world_size=2, seed=5, **options)
+    return cpu_loader(range(40), rank=rank, world_size=2, seed=5, **options)
 
 
 class SubclassedSampler(RandomSampler):
@@ -195,9 +178,9 @@ class SubclassedSampler(RandomSampler):
     ],
 )
 def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, differ):
-    first, second = keys(rank_loader(0, make())), keys(rank_loader(1, make()))
+    first, second = as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make()))
     assert (first != second) == differ
-    assert (first, second) == (keys(rank_loader(0, make())), keys(rank_loader(1, make())))  # reproducible
+    assert (first, second) == (as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make())))  # reproducible
 
 
 @pytest.mark.parametrize(
@@ -213,11 +196,11 @@ def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, differ
 def test_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, warns):
     texts = []
     for rank in range(2):
-        with warnings.catch_warnings(record=True) as caught, rank_loader(rank, make(rank)) as loader_:
+        with warnings.catch_warnings(record=True) as caught, rank_loader(rank, make(rank)) as loader:
             warnings.simplefilter("always")
-            object.__setattr__(loader_._options.order, "caller", "train.py:7, call 1")
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
             for _ in range(2):
-                list(loader_)
+                list(loader)
             texts.append([str(warning.message)[:40] for warning in caught])
     assert texts == [[], ["all 2 ranks began with the same batch of"] * warns]
 
@@ -235,11 +218,11 @@ class ShareOfRank(RandomSampler):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_random_sampler_resumes_on_each_rank(rank):
-    with rank_loader(rank, RandomSampler(range(40))) as loader_:
-        batches = iter(loader_)
+    with rank_loader(rank, RandomSampler(range(40))) as loader:
+        batches = iter(loader)
         for _ in range(3):
             next(batches)
-        state, expected = loader_.state_dict(), keys(batches)
-    with rank_loader(rank, RandomSampler(range(40))) as loader_:
-        loader_.load_state_dict(state)
-        assert keys(loader_) == expected
+        state, expected = loader.state_dict(), as_lists(batches)
+    with rank_loader(rank, RandomSampler(range(40))) as loader:
+        loader.load_state_dict(state)
+        assert as_lists(loader) == expected

@@ -102,13 +102,6 @@ def test_read_content_returns_every_field_of_the_columns(inline_bytes):
         assert comparable(getattr(received, name)) == comparable(value), name
 
 
-def test_empty_columns_need_no_bytes_of_a_slot():
-    packed, slot = pack(Columns(), slot_bytes=0)
-    assert (packed.nbytes, packed.is_written, packed.meta_at) == (0, True, None)
-    received = read_content(slot, packed.meta, None)
-    assert (len(received), received.images, received.values, received.blocks) == (0, [], {}, {})
-
-
 @pytest.mark.parametrize(
     ("sources", "packed_sources"),
     [
@@ -265,13 +258,6 @@ def test_a_named_tuple_in_a_class_is_received_as_the_same_class():
     [received] = received_values([Outer.Pair(1, 2)])
     assert type(received) is Outer.Pair
     assert received == (1, 2)
-
-
-def test_an_object_of_a_local_class_is_received():
-    class Local:
-        number = 5
-
-    assert received_values([Local()])[0].number == 5
 
 
 def test_a_value_that_cannot_be_pickled_raises_its_error():

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from helpers import lacking
 from helpers.file_descriptors import descriptors
+from helpers.programs import run_python
 
 import gpuload as gl
 from gpuload.ring import ring as ring_module
@@ -96,6 +97,12 @@ def worker_ring(ring: Ring):
     return WorkerRing(ring.fd, ring.ring_bytes)
 
 
+@pytest.fixture
+def fake_mapping(worker_ring: WorkerRing, monkeypatch):
+    monkeypatch.setattr(worker_ring, "_map", mapping := FakeMapping())
+    return mapping
+
+
 def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -119,29 +126,24 @@ def test_the_headroom_of_a_populated_slot_takes_no_memory(ring: Ring, worker_rin
     assert resident_bytes(ring) == 4 * PAGE
 
 
-def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, monkeypatch):
-    mapping = FakeMapping()
-    monkeypatch.setattr(worker_ring, "_map", mapping)
+def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, fake_mapping: FakeMapping):
     first, second = Slot(0, GRANULE_BYTES), Slot(GRANULE_BYTES, GRANULE_BYTES)
     for slot, nbytes in ((first, 0), (first, PAGE + 1), (first, 2 * PAGE), (second, 1), (first, 2 * PAGE + 1)):
         worker_ring.populate(slot, nbytes)
-    assert mapping.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
+    assert fake_mapping.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
 
 
-def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, monkeypatch):
-    mapping = FakeMapping()
-    monkeypatch.setattr(worker_ring, "_map", mapping)
+def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, fake_mapping: FakeMapping):
     for capacity_bytes in (GRANULE_BYTES, 2 * GRANULE_BYTES, GRANULE_BYTES):
         worker_ring.populate(Slot(0, capacity_bytes), PAGE)
-    assert mapping.calls == [(0, PAGE)] * 3
+    assert fake_mapping.calls == [(0, PAGE)] * 3
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
 def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worker_ring, monkeypatch, code):
     slot = ring.acquire(1000)
-    mapping = FakeMapping(OSError(code, os.strerror(code)))
     with monkeypatch.context() as patched:
-        patched.setattr(worker_ring, "_map", mapping)
+        patched.setattr(worker_ring, "_map", mapping := FakeMapping(OSError(code, os.strerror(code))))
         for _ in range(2):
             worker_ring.populate(slot, 1000)
     assert len(mapping.calls) == 1
@@ -149,8 +151,8 @@ def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worke
     assert ring.view(slot)[:1000].tolist() == [3] * 1000
 
 
-def test_populate_raises_other_errors(worker_ring: WorkerRing, monkeypatch):
-    monkeypatch.setattr(worker_ring, "_map", FakeMapping(OSError(errno.EPERM, "not permitted")))
+def test_populate_raises_other_errors(worker_ring: WorkerRing, fake_mapping: FakeMapping):
+    fake_mapping.error = OSError(errno.EPERM, "not permitted")
     with pytest.raises(PermissionError, match="not permitted"):
         worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
 
@@ -179,22 +181,20 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
     ring.close()
 
 
-def test_a_full_ring_returns_none_until_a_slot_is_released(ring: Ring):
-    slots = [ring.acquire(256 * 1024) for _ in range(4)]
-    assert ring.acquire(1) is None
-    ring.release(slots[2])
-    assert ring.acquire(1) is slots[2]
-
-
-def test_free_slots_that_are_too_small_make_room_for_a_larger_one_and_give_their_pages_back(ring: Ring):
+@pytest.mark.parametrize("ring_bytes", [1 << 20, 1 << 30], ids=["full", "with room"])
+def test_free_slots_too_small_for_a_larger_one_are_retired_and_give_their_pages_back(ring_bytes):
+    ring = Ring(ring_bytes)
     slots = [ring.acquire(256 * 1024) for _ in range(4)]
     for slot in slots:
         ring.view(slot)[:] = 7
         ring.release(slot)
-    large = ring.acquire(ring.ring_bytes)
-    assert (large.offset, large.capacity_bytes) == (0, ring.ring_bytes)
-    assert resident_bytes(ring) == 0
-    assert ring.slots == 1
+    large = ring.acquire(1 << 20)
+    assert (ring.slots, ring.slot_bytes, large.offset, resident_bytes(ring)) == (1, 1 << 20, 0, 0)
+    ring.view(large)[:] = 1
+    assert ring._allocated_bytes() == 1 << 20
+    ring.release(large)
+    assert ring.acquire(10) is large
+    ring.close()
 
 
 def test_acquire_of_more_than_ring_bytes_raises_value_error(ring: Ring):
@@ -213,21 +213,6 @@ def test_on_new_and_on_retire_are_called_once_for_each_slot():
     ring.release(ring.acquire(2 * GRANULE_BYTES))
     ring.close()
     assert events == [("new", 0), ("retired", 0), ("new", 0), ("retired", 0)]
-
-
-def test_free_slots_that_are_too_small_are_retired_when_a_larger_one_is_acquired():
-    ring = Ring(1 << 30)
-    small = [ring.acquire(10), ring.acquire(10)]
-    for slot in small:
-        ring.view(slot)[:] = 1
-        ring.release(slot)
-    large = ring.acquire(2 * GRANULE_BYTES)
-    assert (ring.slots, ring.slot_bytes) == (1, 2 * GRANULE_BYTES)
-    ring.view(large)[:] = 1
-    assert ring._allocated_bytes() == 2 * GRANULE_BYTES
-    ring.release(large)
-    assert ring.acquire(10) is large
-    ring.close()
 
 
 def test_close_frees_descriptor_and_mapping():
@@ -330,21 +315,14 @@ def test_a_slot_that_exceeds_the_memory_limit_raises_limit_error_with_the_figure
 def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machine: Machine):
     slot = machine.ring.acquire(30 << 20, min_bytes=1)
     assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
-    assert (
-        machine.ring.acquire(30 << 20, min_bytes=1) is None
-    )  # while a slot can be released, a smaller one is not acquired
+    # While a slot can be released, a smaller one is not acquired.
+    assert machine.ring.acquire(30 << 20, min_bytes=1) is None
     machine.ring.release(slot)
     with pytest.raises(gl.LimitError, match="decoded images need 9,437,184 more bytes"):
         machine.ring.acquire(30 << 20, min_bytes=9 << 20)
     machine.limit = 0
     with pytest.raises(gl.LimitError, match="decoded images need 65,536 more bytes"):
         machine.ring.acquire(30 << 20, min_bytes=0)
-
-
-def test_without_a_memory_limit_all_ring_bytes_can_be_acquired():
-    ring = Ring(1 << 20, memory_left=lambda: None)
-    assert ring.acquire(1 << 20) is not None
-    ring.close()
 
 
 def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: Machine, monkeypatch):
@@ -357,9 +335,10 @@ def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: 
     assert machine.ring.spare_bytes() == 1000
     machine.limit = 5 << 20
     assert machine.ring.spare_bytes() == 0
-    ring = Ring(1 << 20)
-    assert ring.spare_bytes() == 1 << 20
-    ring.close()
+    without_limit = Ring(1 << 20, memory_left=lambda: None)
+    assert without_limit.acquire(1 << 20) is not None
+    assert without_limit.spare_bytes() == 1 << 20
+    without_limit.close()
 
 
 def test_spare_bytes_is_cached_for_a_while(machine: Machine):
@@ -461,13 +440,11 @@ def test_on_collected_calls_nothing_once_the_interpreter_exits():
 def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
     with run_on_cpus(LAST_CPU):
         assert os.sched_getaffinity(0) == LAST_CPU
-        child = subprocess.run(
-            [sys.executable, "-Sc", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, check=True
-        )
+        child_cpus, _ = run_python("import os; print(*os.sched_getaffinity(0))", flags=("-S",))
         with run_on_cpus(frozenset()):
             assert os.sched_getaffinity(0) == LAST_CPU
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
-    assert child.stdout.split() == [str(max(ALLOWED_CPUS)).encode()]
+    assert child_cpus.split() == [str(max(ALLOWED_CPUS))]
     with pytest.raises(KeyError), run_on_cpus(LAST_CPU):
         raise KeyError
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
@@ -482,21 +459,16 @@ def test_run_on_cpus_changes_nothing_if_the_system_rejects_the_cpus():
 @needs_two_cpus
 def test_move_processes_moves_all_threads_of_a_process():
     code = (
-        "import os, threading\n"
+        "import os, sys, threading\n"
         "done = threading.Event()\n"
         "threading.Thread(target=done.wait).start()\n"
         "print('up', flush=True); input()\n"
-        "here = {int(os.environ['CPU'])}\n"
+        "here = {int(sys.argv[1])}\n"
         "print(*[os.sched_getaffinity(int(thread)) == here for thread in os.listdir('/proc/self/task')])\n"
         "done.set()\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-Sc", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "CPU": str(max(ALLOWED_CPUS))},
-    ) as child:
+    command = [sys.executable, "-Sc", code, str(max(ALLOWED_CPUS))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "up\n"
         move_processes([child.pid, 1 << 29], LAST_CPU)  # no process has the second pid
         print(file=child.stdin, flush=True)

@@ -15,17 +15,15 @@ import numpy as np
 import pytest
 import torch
 from helpers.generated_images import smooth_image
+from helpers.patterns import exactly, starting
 from helpers.peers import torchvision
 from PIL import Image as PILImage
 
 import gpuload as gl
 
 HEIGHT, WIDTH = 24, 40  # of the stored images
+SWAPPED = "40×24 (height × width), but it is decoded to 24×40"
 EXIF_HINT = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True))"
-
-
-def exact_pattern(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def encode_image(orientation: int = 1, kind: str = "JPEG") -> bytes:
@@ -84,11 +82,8 @@ def test_boxes_for_the_exif_rotated_size_of_an_image_are_warned_of_once(
     make_coco: Callable[..., gl.Coco], tmp_path: Path, workers: int
 ) -> None:
     dataset = make_coco((WIDTH, HEIGHT), targets=())
-    text = (
-        f"the boxes of '{tmp_path}/29.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: "
-        f"{EXIF_HINT}"
-    )
-    with pytest.warns(RuntimeWarning, match=exact_pattern(text)) as caught:
+    text = f"the boxes of '{tmp_path}/29.jpg' are for an image of {SWAPPED}: {EXIF_HINT}"
+    with pytest.warns(RuntimeWarning, match=exactly(text)) as caught:
         assert len(load_targets(dataset, num_workers=workers)) == 30
     assert len(caught) == 1
     assert len(load_targets(dataset, num_workers=workers, decode=gl.Decode(exif=True))) == 30
@@ -113,9 +108,7 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
         return image, {**target, "keypoints": np.zeros((1, 2, 3), np.float32)}
 
     with pytest.warns(RuntimeWarning) as caught:
-        load_targets(
-            FunctionList([make_sample, make_sample, make_sample]), transforms=[gl.transforms.RandomHorizontalFlip(1)]
-        )
+        load_targets(FunctionList([make_sample] * 3), transforms=[gl.transforms.RandomHorizontalFlip(1)])
     texts = [str(warning.message) for warning in caught]
     assert [text.split()[0] for text in texts] == ['sample[1]["keypoints"],', "the"]
     assert texts[1].endswith(EXIF_HINT)
@@ -124,23 +117,11 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
 @pytest.mark.parametrize(
     ("make", "remark"),
     [
-        (
-            sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")),
-            f"the boxes of 'a.jpg' are for an image of 40×24 (height × width), but it is decoded to 24×40: {EXIF_HINT}",
-        ),
-        (
-            sample_with_boxes((WIDTH, HEIGHT), encode_image(3)),
-            "decoded to 24×40: height and width are swapped; rotate the image or the",
-        ),
+        (sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")), f"an image of {SWAPPED}: {EXIF_HINT}"),
+        (sample_with_boxes((WIDTH, HEIGHT), encode_image(3)), f"{SWAPPED}: height and width are swapped; rotate the"),
         (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
-        (
-            sample_with_boxes((WIDTH, HEIGHT), encode_image(), None),
-            "the boxes of a sample are for an image of 40×24 (height × width)",
-        ),
-        (
-            sample_with_boxes((48, 80), encode_image()),
-            "scale the targets as the image was scaled, or return the image that they were",
-        ),
+        (sample_with_boxes((WIDTH, HEIGHT), encode_image(), None), f"boxes of a sample are for an image of {SWAPPED}"),
+        (sample_with_boxes((48, 80), encode_image()), "scale the targets as the image was scaled, or return the image"),
         (
             lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
             "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
@@ -203,11 +184,9 @@ def sample_with_target(target: Any) -> Callable[[], Any]:
     ],
 )
 def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, warning: str) -> None:
-    data = FunctionList(
-        [sample_with_target(gl.Boxes([[1, 2, 3, 4]])), sample_with_target(target), sample_with_target(target)]
-    )
+    data = FunctionList(map(sample_with_target, (gl.Boxes([[1, 2, 3, 4]]), target, target)))
     for transforms in (FLIP, [gl.transforms.Resize((8, 8))]):
-        with pytest.warns(RuntimeWarning, match=f"^{re.escape(warning)}") as caught:
+        with pytest.warns(RuntimeWarning, match=starting(warning)) as caught:
             load_targets(data, transforms=transforms)
         assert len(caught) == 1
 

@@ -60,13 +60,16 @@ def changed_data(changes):
 
 def test_changed_simple_attributes_are_sent_once_and_applied():
     data, copy = Data(), Data()
+    data.sizes = [1, 2]
     changes = DatasetChanges(data)
     assert changes.record() == []
     assert changes.pending == {}
     data.mosaic, data.transform.transforms[1].size, data.new = False, (64, 64), {"a": 1}
-    data.handle = object()
+    data.sizes.append(3)
+    data.handle = threading.Lock()  # opened, which is no change
     assert changes.record() == [
         "dataset.mosaic = False",
+        "dataset.sizes = [1, 2, 3]",
         "dataset.new = {'a': 1}",
         "dataset.transform.transforms[1].size = (64, 64)",
     ]
@@ -79,14 +82,6 @@ def test_changed_simple_attributes_are_sent_once_and_applied():
     assert (copy.mosaic, copy.transform.transforms[1].size, copy.new, copy.epoch) == (False, (64, 64), {"a": 1}, 3)
     assert (copy.read, copy.transform.transforms[0].size) == (5, (32, 32))
     assert changes.record() == []
-
-
-def test_small_list_that_is_changed_in_place_is_a_simple_change():
-    data = Data()
-    data.sizes = [1, 2]
-    changes = DatasetChanges(data)
-    data.sizes.append(3)
-    assert changes.record() == ["dataset.sizes = [1, 2, 3]"]
 
 
 def test_attributes_that_change_during_each_epoch_are_ignored_from_the_second_epoch_on():
@@ -118,12 +113,13 @@ def test_attributes_that_change_during_some_epochs_are_changes():
 
 def test_find_objects_returns_inner_datasets_transforms_and_instances_of_user_classes():
     inner = Data()
-    inner.config, inner.handle, inner.step = Resize(), threading.Lock(), torch.nn.ReLU()
+    inner.config, inner.handle, inner.step, inner.module = Resize(), threading.Lock(), torch.nn.ReLU(), torch.utils.data
     subset = torch.utils.data.Subset(inner, [0])
     joined = torch.utils.data.ConcatDataset([subset, Data()])
-    paths = {path for path, _ in find_objects(joined)}
-    assert ("datasets", 0, "dataset", "transform") in paths
-    assert ("datasets", 1, "transform", "transforms", 1) in paths
+    assert {path for path, _ in find_objects(joined)} >= {
+        ("datasets", 0, "dataset", "transform"),
+        ("datasets", 1, "transform", "transforms", 1),
+    }
     assert {path for path, _ in find_objects(inner)} == {
         (),
         ("config",),
@@ -133,21 +129,13 @@ def test_find_objects_returns_inner_datasets_transforms_and_instances_of_user_cl
     }
 
 
-def test_find_objects_skips_modules():
-    data = Data()
-    data.transforms = torch.utils.data
-    assert ("transforms",) not in dict(find_objects(data))
-
-
 def test_find_objects_returns_objects_that_refer_to_each_other_once():
     first, second = Resize(), Resize()
     first.other, second.other = second, first
     data = Data()
     data.config = first
-    assert [path for path, owner in find_objects(data) if owner is first or owner is second] == [
-        ("config",),
-        ("config", "other"),
-    ]
+    paths = [path for path, owner in find_objects(data) if owner is first or owner is second]
+    assert paths == [("config",), ("config", "other")]
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -247,14 +235,6 @@ def test_locks_modules_functions_and_shared_memory_are_not_compared(tmp_path):
     assert changed_data(changes) == []
 
 
-def test_handle_that_was_none_until_it_was_opened_is_no_change():
-    data = Data()
-    changes = DatasetChanges(data)
-    data.handle = threading.Lock()
-    assert changes.record() == []
-    assert changes.pending == {}
-
-
 def test_instance_of_the_users_class_that_is_replaced_is_seen():
     data = Data()
     changes = DatasetChanges(data)
@@ -285,10 +265,8 @@ def test_entries_of_a_subclass_are_compared_whatever_its_methods_do(count):
 
 def test_nested_and_sparse_tensors_that_are_replaced_are_seen():
     data = Data()
-    data.nested, data.sparse = (
-        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
-        torch.eye(3).to_sparse(),
-    )
+    data.nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    data.sparse = torch.eye(3).to_sparse()
     changes = DatasetChanges(data)
     assert changed_data(changes) == []
     data.sparse = torch.eye(3).to_sparse()
@@ -309,6 +287,10 @@ def test_length_and_contents_of_a_dataset_that_is_a_list_are_seen():
 
 def values(loader) -> set:
     return {tuple(map(str, sample)) for batch in loader for sample in batch}
+
+
+def mosaics(loader) -> set[str]:
+    return {mosaic for mosaic, *_ in values(loader)}
 
 
 def make_loader(data, num_workers=2, **options):
@@ -340,34 +322,32 @@ def test_simple_changes_of_a_megabyte_reach_the_workers():
         for number in range(20):
             setattr(data, f"texts{number}", {key: f"{key}" * 500 for key in range(64)})
         data.mosaic = "last"
-        assert {mosaic for mosaic, *_ in values(loader)} == {"last"}
+        assert mosaics(loader) == {"last"}
 
 
 def test_abandoned_epoch_has_no_effect_on_the_changes_of_the_next_epoch():
     data = Data()
-    with gl.Loader(data, 1, num_workers=2, device="cpu", collate_fn=list, prefetch_factor=4) as loader:
+    with make_loader(data, prefetch_factor=4) as loader:
         next(iter(loader))
         data.mosaic = "second"
         next(iter(loader))
         data.mosaic = "third"
-        assert {mosaic for mosaic, *_ in values(loader)} == {"third"}
+        assert mosaics(loader) == {"third"}
 
 
 def test_worker_that_is_restarted_has_the_changes(tmp_path):
     class Dies(Data):
         def __getitem__(self, index):
-            import os
-
             if self.mosaic == "dies" and index == 3 and not (tmp_path / "died").exists():
                 (tmp_path / "died").touch()
                 os.kill(os.getpid(), 9)
             return super().__getitem__(index)
 
     data = Dies()
-    with gl.Loader(data, 1, num_workers=1, device="cpu", collate_fn=list) as loader:
+    with make_loader(data, 1) as loader:
         list(loader)
         data.mosaic = "dies"
-        assert {mosaic for mosaic, *_ in values(loader)} == {"dies"}
+        assert mosaics(loader) == {"dies"}
     assert (tmp_path / "died").exists()
 
 
@@ -398,24 +378,18 @@ def read_epoch(loader):
 
 
 @pytest.mark.parametrize("count", [8, 200])
-def test_dataset_whose_list_and_array_are_reordered_reaches_new_workers_consistently(count):
+def test_dataset_whose_data_and_simple_attribute_change_reaches_new_workers_consistently(count):
     data = Pairs(count)
     with make_loader(data) as loader:
         _, pids = read_epoch(loader)
         data.reorder(np.random.default_rng(0).permutation(count))
+        data.name = "second"
         second, new_pids = read_epoch(loader)
         assert [int(path) for path, *_ in second] == [label for _, label, _ in second] == data.labels.tolist()
+        assert {name for *_, name in second} == {"second"}
         assert not pids & new_pids
         assert read_epoch(loader) == (second, new_pids)  # nothing has changed
         assert loader.stats().faults.restarts == 0
-
-
-def test_simple_attribute_changed_together_with_an_array_reaches_the_workers_with_it():
-    data = Pairs()
-    with make_loader(data) as loader:
-        read_epoch(loader)
-        data.name, data.labels = "second", -data.labels
-        assert {(label <= 0, name) for _, label, name in read_epoch(loader)[0]} == {(True, "second")}
 
 
 def test_dataset_that_gets_shorter_is_loaded_with_its_new_length():
@@ -478,15 +452,12 @@ def test_dataset_that_cannot_be_sent_again_stays_as_it_is_with_one_warning():
     with make_loader(data) as loader:
         first, pids = read_epoch(loader)
         data.handle, data.labels, data.name = threading.Lock(), -data.labels, "second"
-        with pytest.warns(
-            RuntimeWarning, match=r"dataset\.labels has changed, but the dataset cannot be sent"
-        ) as caught:
+        message = r"dataset\.labels has changed, but the dataset cannot be sent"
+        with pytest.warns(RuntimeWarning, match=message) as caught:
             assert read_epoch(loader) == (first, pids)
         assert "loader.close()" in str(caught[0].message)
         assert caught[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert read_epoch(loader) == (first, pids)
+        assert read_epoch(loader) == (first, pids)
         del data.handle
         assert {name for *_, name in read_epoch(loader)[0]} == {"second"}
 
@@ -500,9 +471,8 @@ def test_array_that_changes_between_epochs_repeatedly_is_warned_of_once():
             for number in range(3):
                 data.labels[:] = number
                 assert {label for _, label, _ in read_epoch(loader)[0]} == {number}
-        assert [str(warning.message)[:63] for warning in caught] == [
-            "dataset.labels has changed between epochs for the second time. "
-        ]
+        [warning] = caught
+        assert str(warning.message).startswith("dataset.labels has changed between epochs for the second time. ")
 
 
 def test_iterable_dataset_has_the_changes():
@@ -514,7 +484,7 @@ def test_iterable_dataset_has_the_changes():
             yield from [self.size + int(self.table[0])] * 4
 
     data = Stream()
-    with gl.Loader(data, 2, num_workers=1, device="cpu", collate_fn=list) as loader:
+    with make_loader(data, 1) as loader:
         assert list(loader) == [[1, 1], [1, 1]]
         data.size = 2
         assert list(loader) == [[2, 2], [2, 2]]
@@ -522,16 +492,18 @@ def test_iterable_dataset_has_the_changes():
         assert list(loader) == [[12, 12], [12, 12]]
 
 
-@pytest.mark.parametrize("join", ["none", "map", "mix", "subset"])
-def test_labels_that_are_written_in_place_reach_the_workers(join):
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: gl.Mix([data], [1.0]).map(lambda sample: sample),
+        lambda data: gl.Mix([data], [1.0]),
+        lambda data: torch.utils.data.Subset(data, range(200)),
+    ],
+    ids=["map", "mix", "subset"],
+)
+def test_labels_that_are_written_in_place_reach_the_workers_through_a_wrapper(wrap):
     data = Pairs()
-    outer = {
-        "none": lambda: data,
-        "map": lambda: gl.Mix([data], [1.0]).map(lambda sample: sample),
-        "mix": lambda: gl.Mix([data], [1.0]),
-        "subset": lambda: torch.utils.data.Subset(data, range(200)),
-    }[join]()
-    with make_loader(outer) as loader:
+    with make_loader(wrap(data)) as loader:
         read_epoch(loader)
         data.labels[:] = 5
         assert {label for _, label, _ in read_epoch(loader)[0]} == {5}

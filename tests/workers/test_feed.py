@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,15 +35,7 @@ class FakeEngine:
 
     changes_bytes = 0
 
-    def __init__(
-        self,
-        ring: Ring,
-        sizes,
-        fate=lambda request, engine: None,
-        capacity=10**9,
-        shuffle: int | None = None,
-        spares=False,
-    ):
+    def __init__(self, ring: Ring, sizes, fate=None, capacity=10**9, shuffle: int | None = None, spares=False):
         self.ring, self.sizes, self.fate, self.capacity, self.spares = ring, sizes, fate, capacity, spares
         self.queue: deque[Request] = deque()
         self.seen: list[Request] = []
@@ -79,7 +72,7 @@ class FakeEngine:
         self.seen.append(request)
         if request.chunk < self.wanted_from:
             return [Reply(request.chunk, Status.UNWANTED, 0, b"")]
-        return self.fate(request, self) or [self.do(request)]
+        return (self.fate and self.fate(request, self)) or [self.do(request)]
 
     def do(self, request: Request) -> Reply:
         sizes, data = [self.sizes[index] for index in request.indices], None
@@ -91,16 +84,18 @@ class FakeEngine:
         offsets = np.cumsum([0, *sizes])
         for index, start, end in zip(request.indices, offsets, offsets[1:], strict=False):
             slot[start:end] = int(index) % 251
-        count = len(sizes)
-        rows = [
-            (offset, (size, 1, 1), (size, 1), (0, 0, size, 1)) for offset, size in zip(offsets, sizes, strict=False)
-        ]
-        table, values = np.array(rows, IMAGE), {1: ValueColumn([int(i) for i in request.indices])}
-        content = Columns(list(range(count)), [LEAF], [ImageColumn(table, [0])], values, [None] * count)
+        rows = [(start, (size, 1, 1), (size, 1), (0, 0, size, 1)) for start, size in zip(offsets, sizes, strict=False)]
+        content = numbered_columns(request, [ImageColumn(np.array(rows, IMAGE), [0])])
         packed = write_content(content, slot, int(offsets[-1]), inline_bytes=10**6)
         if not packed.is_written:
             return Reply(request.chunk, Status.TOO_LARGE, packed.nbytes, b"")
         return Reply(request.chunk, Status.DONE, packed.nbytes, packed.meta, packed.meta_at, data=data)
+
+
+def numbered_columns(request: Request, images: list[ImageColumn]) -> Columns:
+    """Return the columns of a chunk with these images and each sample's index."""
+    indices = request.indices.tolist()
+    return Columns(list(range(len(indices))), [LEAF], images, {1: ValueColumn(indices)}, [None] * len(indices))
 
 
 def batches(n: int, size: int, epoch: int = 0):
@@ -122,18 +117,28 @@ def batch_indices(feed: Feed, batch: Batch) -> list[int]:
     return indices
 
 
+def pump_until_idle(feed: Feed) -> None:
+    while not feed.is_idle():
+        feed.pump(0)
+
+
 def drain(feed: Feed) -> list[list[int]]:
     result = []
     while (batch := feed.pop_batch()) is not None:
         result.append(batch_indices(feed, batch))
         feed.release(batch)
-    while not feed.is_idle():
-        feed.pump(0)
+    pump_until_idle(feed)
     return result
 
 
 def expected_indices(n: int, size: int) -> list[list[int]]:
     return [[7 * p for p in range(start, min(start + size, n))] for start in range(0, n, size)]
+
+
+def check_epoch(feed: Feed, n: int, size: int) -> None:
+    """Begin an epoch and check that its batches are complete and in order."""
+    feed.begin(batches(n, size))
+    assert drain(feed) == expected_indices(n, size)
 
 
 @pytest.mark.slow
@@ -153,19 +158,18 @@ def test_batches_are_complete_and_in_order_for_any_ring_and_chunk_size(n, size, 
     sizes = {7 * p: int(rng.integers(1, 2 * GRANULE_BYTES)) for p in range(n)}
     engine = FakeEngine(ring, sizes, capacity=3, shuffle=seed, spares=spares)
     feed = Feed(engine, ring, chunk_size=chunk, ahead=ahead)
-    feed.begin(batches(n, size))
-    assert drain(feed) == expected_indices(n, size)
+    check_epoch(feed, n, size)
     assert ring.slot_bytes <= ring.ring_bytes
     assert feed.is_idle()
     ring.close()
 
 
-def make_feed(
-    sizes=None, *, ring_bytes=1 << 22, fate=lambda request, engine: None, **options
-) -> tuple[Feed, FakeEngine]:
+def make_feed(sizes: Any = 1000, *, ring_bytes=1 << 22, fate=None, **options) -> tuple[Feed, FakeEngine]:
+    """Return a feed, and its engine, of samples with these numbers of bytes, or with the same."""
     ring = Ring(ring_bytes)
     engine_options = {name: options.pop(name) for name in ("capacity", "spares") if name in options}
-    engine = FakeEngine(ring, sizes or dict.fromkeys(range(0, 7000, 7), 1000), fate, **engine_options)
+    sizes = dict.fromkeys(range(0, 7000, 7), sizes) if isinstance(sizes, int) else sizes
+    engine = FakeEngine(ring, sizes, fate, **engine_options)
     return Feed(engine, ring, **{"chunk_size": 4, "ahead": 2, **options}), engine
 
 
@@ -175,20 +179,10 @@ def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
     feed, _ = make_feed(sizes)
     feed.begin(batches(8, 8))
     batch = feed.pop_batch()
-    records = [record for part in batch.parts for _, record in part.content.errors]
-    assert [record.index for record in records] == [21]
-    assert (
-        "its pixels take 5,242,880 bytes, more than ring_bytes=4,194,304 allows; raise ring_bytes" in records[0].cause
-    )
+    [record] = [record for part in batch.parts for _, record in part.content.errors]
+    assert record.index == 21
+    assert "its pixels take 5,242,880 bytes, more than ring_bytes=4,194,304 allows; raise ring_bytes" in record.cause
     assert sum(len(part.content.rows) for part in batch.parts) == 7
-
-
-def test_a_batch_larger_than_the_ring_is_moved_out_of_it_piece_by_piece():
-    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2)
-    feed.begin(batches(40, 40))
-    batch = feed.pop_batch()
-    assert [batch_indices(feed, batch)] == expected_indices(40, 40)
-    assert any(part.slot is None for part in batch.parts)
 
 
 def test_a_finished_chunk_whose_slot_is_needed_while_memory_is_short_is_requested_again():
@@ -199,13 +193,12 @@ def test_a_finished_chunk_whose_slot_is_needed_while_memory_is_short_is_requeste
         raise LimitError("memory is short")
 
     feed.ring.move_out = refuse
-    feed.begin(batches(8, 4))
-    assert drain(feed) == expected_indices(8, 4)
+    check_epoch(feed, 8, 4)
     assert [request.indices[0] for request in engine.seen] == [0, 28, 0, 28]
 
 
 def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
-    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=1 << 20, chunk_size=2, ahead=10)
+    feed, _ = make_feed(100_000, ring_bytes=1 << 20, chunk_size=2, ahead=10)
     feed.begin(batches(40, 4))
     for _ in range(50):
         feed.pump(0)
@@ -218,16 +211,14 @@ def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
 
 def test_look_ahead_exceeds_the_minimum_once_the_size_of_a_chunk_is_known():
     counts = []
-    feed, _ = make_feed(
-        ring_bytes=1 << 28, ahead=7, min_ahead=2, fate=lambda request, engine: counts.append(len(feed.batches))
-    )
-    feed.begin(batches(400, 8))
-    assert drain(feed) == expected_indices(400, 8)
+    feed, engine = make_feed(ring_bytes=1 << 28, ahead=7, min_ahead=2)
+    engine.fate = lambda request, engine: counts.append(len(feed.batches))
+    check_epoch(feed, 400, 8)
     assert counts[:2] == [2, 7]
 
 
 def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ring_is_in_use():
-    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 100_000), ring_bytes=64 << 20, ahead=10, min_ahead=2)
+    feed, _ = make_feed(100_000, ring_bytes=64 << 20, ahead=10, min_ahead=2)
     feed.begin(batches(400, 8))
     most_batches, most_bytes = 0, 0
     for indices in expected_indices(400, 8):
@@ -256,8 +247,7 @@ def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_
 def test_large_images_are_loaded_once_with_a_long_look_ahead():
     sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)  # a chunk is a seventh of the ring
     feed, engine = make_feed(sizes, ring_bytes=64 << 20, spares=True, ahead=12, min_ahead=2)
-    feed.begin(batches(96, 8))
-    assert drain(feed) == expected_indices(96, 8)
+    check_epoch(feed, 96, 8)
     assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
 
 
@@ -274,8 +264,7 @@ def test_chunks_of_an_abandoned_epoch_are_not_used_in_the_next_epoch():
         feed.begin(batches(40, 8, epoch))
         feed.release(feed.pop_batch())
     feed.abandon()
-    while not feed.is_idle():
-        feed.pump(0)
+    pump_until_idle(feed)
     assert feed.ring.slots == slots
 
 
@@ -335,8 +324,7 @@ def test_slot_size_does_not_shrink_with_a_chunk_of_an_older_slot():
 def test_a_chunk_larger_than_its_spare_bytes_is_requested_again_in_a_larger_slot():
     sizes = dict.fromkeys(range(0, 56, 7), 100_000) | dict.fromkeys(range(56, 112, 7), 600_000)
     feed, engine = make_feed(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
-    feed.begin(batches(16, 8))
-    assert drain(feed) == expected_indices(16, 8)
+    check_epoch(feed, 16, 8)
     assert {request.spare_bytes for request in engine.seen} == {2 << 20}
     again = [list(request.indices) for request in engine.seen][4:]
     assert again == [[56, 63, 70, 77], [84, 91, 98, 105]]
@@ -359,22 +347,15 @@ def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data)
 
 
 def test_separate_memory_of_abandoned_chunks_is_freed():
-    feed, _ = make_feed(dict.fromkeys(range(0, 7000, 7), 400_000), ring_bytes=64 << 20, spares=True)
+    feed, _ = make_feed(400_000, ring_bytes=64 << 20, spares=True)
     feed.begin(batches(80, 8))
     feed.pump(0)
     feed.abandon()
-    while not feed.is_idle():
-        feed.pump(0)
+    pump_until_idle(feed)
     assert feed.ring.used_bytes == 0
 
 
-def test_a_full_queue_loses_no_chunk():
-    feed, _ = make_feed(capacity=1)
-    feed.begin(batches(100, 16))
-    assert drain(feed) == expected_indices(100, 16)
-
-
-def worker_dies_at(index: int, times: int = 1000, cause: str = "killed by SIGKILL"):
+def worker_dies_at(index: int, times: int = 1000):
     """Return a fate of requests in which a worker dies at this sample, at most `times` times."""
     deaths: list[Request] = []
 
@@ -382,7 +363,7 @@ def worker_dies_at(index: int, times: int = 1000, cause: str = "killed by SIGKIL
         if index not in request.indices or len(deaths) == times:
             return None
         deaths.append(request)
-        return [engine.lose(request, list(request.indices).index(index), cause)]
+        return [engine.lose(request, list(request.indices).index(index), "killed by SIGKILL")]
 
     return fate
 
@@ -393,20 +374,8 @@ def worker_dies_at(index: int, times: int = 1000, cause: str = "killed by SIGKIL
 )
 def test_a_lost_chunk_is_requested_again_with_the_suspect_sample_alone(reads_together, times, requested_again):
     feed, engine = make_feed(fate=worker_dies_at(35, times), reads_together=reads_together)
-    feed.begin(batches(8, 8))
-    assert drain(feed) == expected_indices(8, 8)
+    check_epoch(feed, 8, 8)
     assert [list(request.indices) for request in engine.seen[2:]] == requested_again
-
-
-def test_a_sample_that_kills_its_worker_twice_while_alone_is_a_bad_sample():
-    feed, engine = make_feed(fate=worker_dies_at(35, cause="killed by SIGSEGV"))
-    feed.begin(batches(8, 8))
-    batch = feed.pop_batch()
-    [record] = [record for part in batch.parts for _, record in part.content.errors]
-    assert (record.index, record.position) == (35, 5)
-    assert record.cause == "WorkerError: 2 workers died while processing only this sample: killed by SIGSEGV"
-    assert sum(35 in request.indices for request in engine.seen) == 3
-    assert sum(len(part.content.rows) for part in batch.parts) == 7
 
 
 @pytest.mark.parametrize("is_iterable", [False, True])
@@ -473,8 +442,7 @@ def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
         return None
 
     feed, _ = make_feed(fate=fate)
-    feed.begin(batches(16, 8))
-    assert drain(feed) == expected_indices(16, 8)
+    check_epoch(feed, 16, 8)
     assert len(feed.ring._busy) == 1
 
 
@@ -487,7 +455,7 @@ def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
             return [Lost(request.chunk, None, "died")]
         return None
 
-    feed, engine = make_feed(dict.fromkeys(range(0, 7000, 7), 10_000), fate=fate, ring_bytes=2 * GRANULE_BYTES)
+    feed, engine = make_feed(10_000, fate=fate, ring_bytes=2 * GRANULE_BYTES)
 
     def recover_slots():
         if lost and engine.ring._busy:
@@ -508,10 +476,7 @@ class SizeOnlyEngine(FakeEngine):
         nbytes = sum(self.sizes[index] for index in request.indices)
         if nbytes > request.slot_bytes:
             return Reply(request.chunk, Status.TOO_LARGE, nbytes, b"")
-        n = len(request.indices)
-        values = {1: ValueColumn([int(i) for i in request.indices])}
-        content = Columns(list(range(n)), [LEAF], [], values, [None] * n)
-        packed = write_content(content, np.empty(0, np.uint8), 0, inline_bytes=10**6)
+        packed = write_content(numbered_columns(request, []), np.empty(0, np.uint8), 0, inline_bytes=10**6)
         return Reply(request.chunk, Status.DONE, nbytes, packed.meta, packed.meta_at)
 
 

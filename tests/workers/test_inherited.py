@@ -19,31 +19,37 @@ import torch
 from PIL import Image
 from PIL.ImageOps import exif_transpose
 
-from gpuload.workers.inherited import (
-    describe_differences,
-    is_simple,
-    library_values,
-    module_values,
-)
+from gpuload.workers.inherited import describe_differences, is_simple, library_values, module_values
 
 pytestmark = pytest.mark.processes
 
 
+PRINTING = """
+    import json
+    import gpuload as gl
+    from helpers.map_datasets import MapDataset
+
+    def print_batches(dataset, epochs=1, **options):
+        options = {"num_workers": 1, "device": "cpu", "collate_fn": list, **options}
+        with gl.Loader(dataset, 2, **options) as loader:
+            for _ in range(epochs):
+                print(json.dumps(list(loader)), flush=True)
+"""
+
+
 @pytest.fixture
 def run_program(tmp_path):
-    """Return a function that runs a program in a folder with these modules. It returns the JSON values that the program
-    printed, and its standard error."""
+    """Return a function that runs a program in a folder with these modules and `printing`. It returns the JSON values
+    that the program printed, and its standard error."""
 
-    def run_program(program: str, *, start: tuple[str, ...] = (), **files: str) -> tuple[list, str]:
-        for name, text in files.items():
+    def run_program(program: str, **files: str) -> tuple[list, str]:
+        for name, text in {"train": program, "printing": PRINTING, **files}.items():
             path = tmp_path / f"{name.replace('__', '/')}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
-        (tmp_path / "train.py").write_text(textwrap.dedent(program))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd()]))}
-        result = subprocess.run(
-            [sys.executable, *start, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}{os.pathsep}{Path(__file__).parents[1]}"}
+        command = [sys.executable, "train.py"]
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
 
@@ -55,31 +61,24 @@ def run_program(tmp_path):
 
 def test_a_warning_names_values_of_modules_that_worker_init_fn_does_not_set(run_program):
     program = """
-        import json
         import config
         import nested
-        from data import Data
-        import gpuload as gl
+        from data import sample
+        from printing import MapDataset, print_batches
 
         def set_values(worker):
             config.SIZE, nested.cfg.depth = 224, 7
 
         config.SIZE, nested.cfg.depth, config.UNUSED = 224, 7, 5
         for init in (set_values, None):
-            loader = gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list, worker_init_fn=init)
-            print(json.dumps(list(loader)))
-            loader.close()
+            print_batches(MapDataset(sample, 2), worker_init_fn=init)
     """
     data = """
         import config
         from nested import cfg
 
-        class Data:
-            def __len__(self):
-                return 2
-
-            def __getitem__(self, index):
-                return helper()
+        def sample(index):
+            return helper()
 
         def helper():
             return config.SIZE, cfg.depth, config.SAME
@@ -199,17 +198,12 @@ def test_library_values_contains_constants_but_not_registries(monkeypatch):
 
 def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_changed(run_program):
     program = """
-        import json
         import numpy as np
         from PIL import Image, ImageFile, PngImagePlugin
-        import gpuload as gl
+        from printing import MapDataset, print_batches
 
-        class Data:
-            def __len__(self):
-                return 1
-
-            def __getitem__(self, index):
-                return Image.open.__module__, len(np.zeros(3))
+        def sample(index):
+            return Image.open.__module__, len(np.zeros(3))
 
         def open_image(path):
             return path
@@ -217,8 +211,7 @@ def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_c
         Image.init()  # adds to Pillow's lists, which are not compared
         Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = 12345, 2 << 20  # sent to workers
         for step in range(2):
-            with gl.Loader(Data(), 1, num_workers=2, device="cpu", collate_fn=list) as loader:
-                print(json.dumps(list(loader)))
+            print_batches(MapDataset(sample, 1), num_workers=2)
             Image.open, Image.WARN_POSSIBLE_FORMATS = open_image, True
     """
     printed, stderr = run_program(program)
@@ -251,32 +244,28 @@ def test_is_simple_accepts_only_small_builtin_values():
 # -- settings of libraries --------------------------------------------------------------------------------------------
 
 SETTINGS = """
-    import decimal, json, logging, socket, sys, warnings
+    import decimal, logging, socket, sys, warnings
     import numpy as np
     import torch
     from PIL import Image, ImageFile, PngImagePlugin
-    import gpuload as gl
     import plugin
+    from printing import MapDataset, print_batches
 
-    class Data:
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, index):
-            import decimal, io, logging, socket, sys, warnings
-            import torch
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.warn("quiet", RuntimeWarning)
-                warnings.warn("loud", RuntimeWarning)
-            return [
-                ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, str(torch.get_default_dtype()),
-                logging.getLogger("a.b").level, logging.root.level, logging.root.manager.disable,
-                decimal.getcontext().prec, np.geterr()["over"], socket.getdefaulttimeout(),
-                [str(warning.message) for warning in caught], Image.open(io.BytesIO(b"ODD...")).size,
-                PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY, ImageFile.MAXBLOCK,
-                sys.getrecursionlimit(), str(np.array([1 / 3])), torch.get_float32_matmul_precision(),
-                torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-            ]
+    def settings(index):
+        import decimal, io, logging, socket, sys, warnings
+        import torch
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("quiet", RuntimeWarning)
+            warnings.warn("loud", RuntimeWarning)
+        return [
+            ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, str(torch.get_default_dtype()),
+            logging.getLogger("a.b").level, logging.root.level, logging.root.manager.disable,
+            decimal.getcontext().prec, np.geterr()["over"], socket.getdefaulttimeout(),
+            [str(warning.message) for warning in caught], Image.open(io.BytesIO(b"ODD...")).size,
+            PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY, ImageFile.MAXBLOCK,
+            sys.getrecursionlimit(), str(np.array([1 / 3])), torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        ]
 
     Image.register_open("ODD", plugin.OddImage, lambda prefix: prefix.startswith(b"ODD"))
     ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = True, 12345
@@ -294,9 +283,7 @@ SETTINGS = """
     socket.setdefaulttimeout(77)
     warnings.filterwarnings("ignore", message="quiet")
     for workers in (0, 2):
-        loader = gl.Loader(Data(), 1, num_workers=workers, device="cpu", collate_fn=list)
-        print(json.dumps(list(loader)))
-        loader.close()
+        print_batches(MapDataset(settings, 1), num_workers=workers)
 """
 PLUGIN = """
     from PIL import ImageFile
@@ -321,32 +308,26 @@ def test_settings_of_libraries_are_the_same_in_workers(run_program):
 @pytest.mark.parametrize("where", ["data", "program"])
 def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run_program, where):
     program = """
-        import json
         import torch
         from torchvision import set_image_backend
         import data
-        import gpuload as gl
+        from printing import MapDataset, print_batches
 
         torch.set_float32_matmul_precision("medium")
         torch.use_deterministic_algorithms(True)
         set_image_backend("accimage")
-        with gl.Loader(data.Data(), 1, num_workers=1, device="cpu", collate_fn=list) as loader:
-            print(json.dumps(list(loader)))
+        print_batches(MapDataset(data.settings, 1))
     """
     data = f"""
         {"import torch, torchvision" if where == "data" else ""}
         import sys
 
-        class Data:
-            def __len__(self):
-                return 1
-
-            def __getitem__(self, index):
-                if (torch := sys.modules.get("torch")) is None:
-                    return None
-                backend = sys.modules["torchvision"].get_image_backend()
-                deterministic = torch.are_deterministic_algorithms_enabled()
-                return torch.get_float32_matmul_precision(), deterministic, backend
+        def settings(index):
+            if (torch := sys.modules.get("torch")) is None:
+                return None
+            backend = sys.modules["torchvision"].get_image_backend()
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            return torch.get_float32_matmul_precision(), deterministic, backend
     """
     torchvision = """
         backend = "PIL"
@@ -365,27 +346,22 @@ def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run
 
 def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run_program):
     program = """
-        import json, warnings
+        import warnings
         import data
-        import gpuload as gl
+        from printing import MapDataset, print_batches
 
         warnings.simplefilter("error")
-        loader = gl.Loader(data.Data(), 1, num_workers=1, device="cpu", collate_fn=list)
-        print(json.dumps(list(loader)))
+        print_batches(MapDataset(data.sample, 1))
     """
     data = """
         import warnings
         warnings.warn("odd")
 
-        class Data:
-            def __len__(self):
-                return 1
-
-            def __getitem__(self, index):
-                try:
-                    warnings.warn("odd")
-                except UserWarning:
-                    return "an error"
+        def sample(index):
+            try:
+                warnings.warn("odd")
+            except UserWarning:
+                return "an error"
     """
     printed, _ = run_program(program, data=data)
     assert printed == [[["an error"]]]
@@ -395,37 +371,30 @@ def test_a_filter_that_makes_warnings_errors_does_not_apply_to_imports(run_progr
 def test_a_default_socket_timeout_does_not_apply_to_the_sockets_of_workers(run_program, where):
     line = "import socket; socket.setdefaulttimeout(0.05)"
     program = f"""
-        import json
         {line if where == "program" else ""}
         import data
-        import gpuload as gl
+        from printing import MapDataset, print_batches
 
-        with gl.Loader(data.Data(), 1, num_workers=2, device="cpu", collate_fn=list) as loader:
-            for epoch in range(2):
-                print(json.dumps(list(loader)))
+        print_batches(MapDataset(data.sample, 4), epochs=2, num_workers=2)
     """
     data = f"""
         import time
         {line if where == "data" else ""}
 
-        class Data:
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, index):
-                time.sleep(0.1)
-                return index
+        def sample(index):
+            time.sleep(0.1)
+            return index
     """
     printed, stderr = run_program(program, data=data)
-    assert printed == [[[0], [1], [2], [3]]] * 2
+    assert printed == [[[0, 1], [2, 3]]] * 2
     assert stderr == ""
 
 
 # -- modules that workers cannot import -------------------------------------------------------------------------------
 
 SPAWNED = """
-    import collections, json, sys
-    import gpuload as gl
+    import collections
+    from printing import MapDataset, print_batches
 
     Point = collections.namedtuple("Point", "x y")
     SCALE = 3
@@ -433,12 +402,8 @@ SPAWNED = """
     def scaled(value):
         return SCALE * value
 
-    class Data:
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, key):
-            return Point(key.x, scaled(key.x))
+    def sample(key):
+        return Point(key.x, scaled(key.x))
 
     def collate(samples):
         return [type(samples[0]).__name__, isinstance(samples[0], Point), *map(list, samples)]
@@ -447,9 +412,8 @@ SPAWNED = """
         def init(worker):
             globals()["SCALE"] = 5
 
-        keys, options = [Point(0, 0), Point(1, 0)], {"collate_fn": collate, "worker_init_fn": init}
-        with gl.Loader(Data(), 2, sampler=keys, num_workers=1, device="cpu", **options) as loader:
-            print(json.dumps(list(loader)), flush=True)
+        keys = [Point(0, 0), Point(1, 0)]
+        print_batches(MapDataset(sample, 2), sampler=keys, collate_fn=collate, worker_init_fn=init)
 """
 
 
@@ -469,28 +433,22 @@ def test_the_script_of_a_spawned_process_is_sent_by_value(run_program, start):
 
 def test_a_module_that_was_loaded_by_path_is_sent_by_value(run_program):
     program = """
-        import importlib.util, json, sys
-        import gpuload as gl
+        import importlib.util, sys
+        from printing import MapDataset, print_batches
 
-        spec = importlib.util.spec_from_file_location("my_data", "other/{}.py")
+        spec = importlib.util.spec_from_file_location("my_data", "other/data.py")
         module = sys.modules["my_data"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         module.SIZE = 7
-        print(json.dumps(list(gl.Loader(module.Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
+        print_batches(MapDataset(module.sample, 2))
     """
     data = """
         SIZE = 1
 
-        class Data:
-            def __len__(self):
-                return 2
-
-            def __getitem__(self, index):
-                return [SIZE, index]
+        def sample(index):
+            return [SIZE, index]
     """
-    printed, stderr = run_program(
-        program.format("data"), other__data=data, my_data="raise ImportError('the wrong one')"
-    )
+    printed, stderr = run_program(program, other__data=data, my_data="raise ImportError('the wrong one')")
     assert printed == [[[[7, 0], [7, 1]]]]
     assert stderr == ""
 
@@ -498,23 +456,19 @@ def test_a_module_that_was_loaded_by_path_is_sent_by_value(run_program):
 def test_a_relative_import_path_is_resolved_against_the_initial_working_directory(run_program):
     """Hydra, for example, changes to another folder for each run."""
     program = """
-        import json, os, sys
+        import os, sys
         sys.path.insert(0, "lib")
         import mine
-        import gpuload as gl
+        from printing import MapDataset, print_batches
 
         os.mkdir("run")
         os.chdir("run")
-        print(json.dumps(list(gl.Loader(mine.Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
+        print_batches(MapDataset(mine.sample, 1))
     """
     mine = """
-        class Data:
-            def __len__(self):
-                return 1
-
-            def __getitem__(self, index):
-                import mine
-                return [mine is not None, __name__]
+        def sample(index):
+            import mine
+            return [mine is not None, __name__]
     """
     printed, stderr = run_program(program, lib__mine=mine)
     assert printed == [[[[True, "mine"]]]]
@@ -523,25 +477,18 @@ def test_a_relative_import_path_is_resolved_against_the_initial_working_director
 
 def test_workers_share_lists_of_bytes(run_program):
     program = """
-        import json
-        import gpuload as gl
+        from printing import MapDataset, print_batches
 
-        class Data:
-            def __init__(self):
-                self.blobs = [bytes([n]) * 1_000_000 for n in range(100)]
-                self.same = self.blobs
-
-            def __len__(self):
-                return 2
-
+        class Blobs(MapDataset):
             def __getitem__(self, index):
                 with open("/proc/self/smaps_rollup") as file:
                     private = sum(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
                 return [len(self.blobs), self.blobs[7] == bytes([7]) * 1_000_000, self.same is self.blobs, private]
 
-        print(json.dumps(list(gl.Loader(Data(), 2, num_workers=1, device="cpu", collate_fn=list))))
+        dataset = Blobs(samples=1)
+        dataset.blobs = dataset.same = [bytes([n]) * 1_000_000 for n in range(100)]
+        print_batches(dataset)
     """
-    [[[first, _]]], _ = run_program(program)
-    count, equal, same, private_kb = first
-    assert (count, equal, same) == (100, True, True)
+    [[[[*content, private_kb]]]], _ = run_program(program)
+    assert content == [100, True, True]
     assert private_kb < 90_000

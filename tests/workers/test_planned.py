@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.map_datasets import MapDataset
+from helpers.programs import run_python
 
 from gpuload import transforms as T
 from gpuload.decode import Decode
@@ -30,18 +30,9 @@ FUSING = Fusing(KernelTile(8, 32, 1), channels_last=True)
 SIZE = 4  # samples in a batch
 
 
-class Pictures:
-    """Noise of different sizes, each with its number. Samples from `grey` on have one channel."""
-
-    def __init__(self, grey: int = 1000) -> None:
-        self.grey = grey
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, number: int) -> Any:
-        rng, channels = np.random.default_rng(number), 3 if number < self.grey else 1
-        return rng.integers(0, 256, (20 + number, 30, channels), np.uint8), number
+def noise(number: int, channels: int = 3) -> tuple[np.ndarray, int]:
+    """Return an image whose size depends on its number, and the number."""
+    return np.random.default_rng(number).integers(0, 256, (20 + number, 30, channels), np.uint8), number
 
 
 class Engine(InProcessEngine):
@@ -70,18 +61,16 @@ def image_table_of(batch: Batch) -> np.ndarray:
     return concat_tables(tables)
 
 
-def make_feed(
-    samples: int = 12, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any
-) -> tuple[Feed, Engine]:
+def make_feed(samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
-    job = Job(dataset or Pictures(), CHAIN, Decode(), 3, fusing=FUSING)
+    job = Job(dataset or MapDataset(noise, 40), CHAIN, Decode(), 3, fusing=FUSING)
     engine, consumer = Engine(job, ring), Consumer(plan_job=job, part_offsets=part_offsets)
     feed = Feed(engine, ring, consumer, **{"chunk_size": 2, "ahead": 2, **options})
     begin_epoch(feed, samples)
     return feed, engine
 
 
-def begin_epoch(feed: Feed, samples: int = 12) -> None:
+def begin_epoch(feed: Feed, samples: int) -> None:
     steps = np.arange(samples).reshape(-1, SIZE)
     feed.begin(BatchSpec(step, 0, positions, positions) for step, positions in enumerate(steps))
 
@@ -103,13 +92,25 @@ def busy_slots(feed: Feed) -> int:
     return len(feed.ring._busy)
 
 
+def check_unplanned(feed: Feed, batch: Batch | None) -> None:
+    """Check that a batch has no plan, and release it."""
+    assert batch is not None
+    assert batch.planned is None
+    feed.release(batch)
+
+
+def check_arrays(data: np.ndarray, spans: dict[Any, Any], arrays: dict[Any, Any]) -> None:
+    for name, (start, nbytes, kind) in spans.items():
+        expected = np.concatenate([array.reshape(-1) for array in arrays[name]])
+        np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
+
+
 def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draws():
     feed, _ = make_feed(6 * SIZE)
     for step in range(6):
         batch = pump_and_pop(feed)
         if step == 0:  # the loop might have waited for the first batch
-            assert batch.planned is None
-            feed.release(batch)
+            check_unplanned(feed, batch)
             continue
         assert batch.planned is not None
         assert len(batch.copied_parts) == 3  # two chunks and the plan
@@ -121,10 +122,7 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
         assert arrays.keys() >= {"ints", "floats", "codes", "values", "counted", "factors"}
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
-        data = batch.planned.data
-        for name, (start, nbytes, kind) in batch.planned.spans.items():
-            expected = np.concatenate([array.reshape(-1) for array in arrays[name]])
-            np.testing.assert_array_equal(data[start : start + nbytes].view(kind), expected)
+        check_arrays(batch.planned.data, batch.planned.spans, arrays)
         assert (len(batch.planned), batch.planned.results_hw.tolist()) == (SIZE, [[8, 8]])
         feed.release(batch)
     assert feed.pop_batch() is None
@@ -153,18 +151,14 @@ def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
 
 def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
     feed, engine = make_feed(SIZE)
-    batch = feed.pop_batch()
-    assert batch.planned is None
+    check_unplanned(feed, feed.pop_batch())
     assert not engine._waiting
-    feed.release(batch)
 
 
 def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_are_open():
     feed, engine = make_feed(12 * SIZE, ahead=6)
     for _ in range(6):
-        batch = feed.pop_batch()
-        assert batch.planned is None
-        feed.release(batch)
+        check_unplanned(feed, feed.pop_batch())
     assert not any(request.is_planning for request in engine._waiting)
     feed, engine = make_feed(12 * SIZE, ahead=6)
     feed._submit_chunks()
@@ -215,10 +209,9 @@ def test_a_batch_whose_plan_is_lost_has_no_plan():
 
 
 def test_a_batch_that_workers_cannot_plan_has_no_plan():
-    feed, _ = make_feed(SIZE, Pictures(grey=2))  # images with different channels, an error of the main process
-    batch = pump_and_pop(feed)
-    assert batch.planned is None
-    feed.release(batch)
+    # Images with different channels are an error of the main process.
+    feed, _ = make_feed(SIZE, MapDataset(lambda number: noise(number, channels=3 if number < 2 else 1)))
+    check_unplanned(feed, pump_and_pop(feed))
     assert busy_slots(feed) == 0
 
 
@@ -246,10 +239,10 @@ def test_a_plan_too_large_for_its_slot_enlarges_the_slots_of_later_plans():
 
 
 def test_an_abandoned_epoch_releases_the_slots_of_its_plans():
-    feed, engine = make_feed()
+    feed, engine = make_feed(3 * SIZE)
     engine.fate = "later"
     pump(feed)
-    begin_epoch(feed)
+    begin_epoch(feed, 3 * SIZE)
     engine.fate = None
     count = 0
     while (batch := feed.pop_batch()) is not None:
@@ -281,9 +274,7 @@ def test_no_plan_is_requested_in_a_small_ring():
     feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
     feed.plans._need_bytes = 1 << 16
     engine.fate = lambda request: pytest.fail("a plan was requested")
-    batch = pump_and_pop(feed)
-    assert batch.planned is None
-    feed.release(batch)
+    check_unplanned(feed, pump_and_pop(feed))
 
 
 def pop_unplanned(feed: Feed) -> tuple[Batch, Columns]:
@@ -304,10 +295,9 @@ def test_a_plan_of_the_main_process_gets_a_slot_that_chunks_can_use_later():
     assert busy_slots(feed) == 0
 
 
-@pytest.mark.parametrize("nbytes", [(1 << 17) + 1, 1 << 30])
-def test_a_plan_of_the_main_process_that_would_take_much_of_the_ring_gets_no_slot(nbytes):
+def test_a_plan_of_the_main_process_that_would_take_much_of_the_ring_gets_no_slot():
     feed, _ = make_feed(SIZE, ring_bytes=1 << 20)
-    assert feed.plans.allocate(nbytes, 1 << 10) is None
+    assert feed.plans.allocate((1 << 17) + 1, 1 << 10) is None
     assert feed.plans.allocate(1 << 17, 1 << 10) is not None
 
 
@@ -335,7 +325,7 @@ def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():
     shapes[1::2, :2] = 8  # the size of the crop's result
     table = image_table(1000 * np.arange(SIZE), shapes, sizes, regions)
     planned = PlannedBatch([], Columns(images=[ImageColumn(table, [0])]))
-    job = Job(Pictures(), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
+    job = Job(MapDataset(noise), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
     slot, plan_input = np.zeros(1 << 16, np.uint8), planned.pack_input(())
     slot[: len(plan_input)] = np.frombuffer(plan_input, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, is_planning=True), slot)
@@ -350,13 +340,10 @@ def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():
     assert image_regions[::2].tolist() == regions[::2].tolist()
     plan, arrays = FUSING(images, program)
     assert launches == plan
-    for name, (start, nbytes, kind) in spans.items():
-        expected = np.concatenate([array.reshape(-1) for array in arrays[name]])
-        np.testing.assert_array_equal(slot[start : start + nbytes].view(kind), expected)
+    check_arrays(slot, spans, arrays)
 
 
 def test_a_worker_that_plans_nothing_does_not_import_the_fusing_package():
-    code = "import sys, gpuload.workers.main, gpuload.workers.runner; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "gpuload.workers.planned" in result.stdout
-    assert "gpuload.transforms.program.fusing" not in result.stdout
+    modules, _ = run_python("import sys, gpuload.workers.main, gpuload.workers.runner; print(*sys.modules)")
+    assert "gpuload.workers.planned" in modules
+    assert "gpuload.transforms.program.fusing" not in modules

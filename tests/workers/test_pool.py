@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import resource
@@ -16,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.file_descriptors import descriptors
+from helpers.map_datasets import MapDataset
 from helpers.processes import LIMIT_S, is_alive, stop_processes, wait_until
-from workers.worker_team import FunctionDataset, Team
+from workers.worker_team import Team
 
 from gpuload.errors import WorkerError
 from gpuload.order.place import IterableStart
 from gpuload.workers.process import check_platform
-from gpuload.workers.protocol import Lost, Reply, Request, Status
+from gpuload.workers.protocol import Lost, Reply, Status
 
 pytestmark = pytest.mark.processes
 
@@ -44,8 +44,6 @@ def block_until(path: Path, blocked_index: int | None = None):
     """Return a function for a dataset that blocks until a file exists, if an index is given, only there."""
 
     def load(index):
-        import time
-
         while blocked_index in (None, index) and not path.exists():
             time.sleep(0.002)
         return index
@@ -55,17 +53,11 @@ def block_until(path: Path, blocked_index: int | None = None):
 
 def touch_and_hang(path: Path):
     def hang(index):
-        import time
-
         path.touch()
         while True:
             time.sleep(0.01)
 
     return hang
-
-
-def return_index(index):
-    return index
 
 
 def test_a_worker_populates_the_slot_of_each_chunk(make_team):
@@ -83,7 +75,7 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
 
         return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
 
-    team = make_team(FunctionDataset(return_last_call), worker_init_fn=note_calls)
+    team = make_team(MapDataset(return_last_call), worker_init_fn=note_calls)
     for chunk in (1, 2):
         reply = team.run(chunk, [0])
         nbytes, [block] = reply.nbytes, team.content(reply).blocks.values()
@@ -92,29 +84,16 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
     assert block.array(team.ring.view(team.slots[2]))[0, :3].tolist() == [slot.offset, slot.capacity_bytes, nbytes]
 
 
-def test_a_worker_has_one_thread_no_gpu_and_no_torch(make_team):
-    def describe_process(index):
-        import os
-        import sys
-
-        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        return str({**{name: os.environ.get(name) for name in names}, "torch": "torch" in sys.modules})
-
-    assert make_team(FunctionDataset(describe_process)).load([0])[0] == str(
-        {
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "torch": False,
-        }
-    )
+def test_a_worker_has_one_thread_and_no_gpu(make_team):
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    team = make_team(MapDataset(lambda index: str([os.environ.get(name) for name in names])))
+    assert team.load([0]) == [str(["", "1", "1", "1"])]
 
 
 def test_workers_set_glibc_tunables_unless_the_user_has_set_them(make_team, monkeypatch):
     malloc_tunables = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
     stream_tunable = "glibc.cpu.x86_non_temporal_threshold"
-    environment = FunctionDataset(lambda index: __import__("os").environ["GLIBC_TUNABLES"])
+    environment = MapDataset(lambda index: os.environ["GLIBC_TUNABLES"])
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert make_team(environment).load([0]) == [f"{malloc_tunables}:{stream_tunable}=98304"]
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
@@ -134,7 +113,7 @@ def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
 
 def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
     go = tmp_path / "go"
-    team = make_team(FunctionDataset(block_until(go, 0)), workers=2)
+    team = make_team(MapDataset(block_until(go, 0)), workers=2)
     for chunk in range(20):
         team.submit(chunk + 1, [chunk])
     assert {reply.chunk for reply in team.wait(19)} == set(range(2, 21))
@@ -142,44 +121,12 @@ def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
     assert team.wait(1)[0].chunk == 1
 
 
-def test_an_error_of_a_sample_is_returned_with_the_other_samples_of_its_chunk(make_team):
-    def fail_at_2(index):
-        if index == 2:
-            raise KeyError("no such label")
-        return index
-
-    team = make_team(FunctionDataset(fail_at_2))
-    reply = team.run(1, [1, 2, 3])
-    content = team.content(reply)
-    assert content.rows == [0, 2]
-    [(row, record)] = content.errors
-    assert (row, record.index, record.cause) == (1, 2, "KeyError: 'no such label'")
-    assert 'raise KeyError("no such label")' in record.traceback
-
-
-def test_a_sample_that_cannot_be_pickled_is_returned_as_an_error(make_team):
-    team = make_team(FunctionDataset(lambda index: __import__("threading").Lock()))
-    reply = team.run(1, [5])
-    [(_, record)] = team.content(reply).errors
-    assert "cannot be sent to the main process" in record.cause
-    assert "lock" in record.cause
-
-
 def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team):
-    team = make_team(FunctionDataset(lambda index: "x" * 100_000))
+    team = make_team(MapDataset(lambda index: "x" * 100_000))
     reply = team.run(1, [0, 1])
     assert reply.meta == b""
     [column] = team.content(reply).values.values()
     assert [len(value) for value in column.values] == [100_000, 100_000]
-
-
-def test_a_chunk_too_large_for_its_slot_is_not_written_and_its_size_is_reported(make_team):
-    team = make_team(FunctionDataset(lambda index: np.zeros((1100, 1000, 3), np.uint8)))
-    reply = team.run(1, [0])
-    assert (reply.status, reply.nbytes) == (Status.TOO_LARGE, 3_300_032)
-
-
-CHUNK_MEMORY = "memfd:gpuload-chunk"  # separate memory of a chunk that does not fit its slot
 
 
 def large_image(index):
@@ -187,22 +134,20 @@ def large_image(index):
 
 
 def read_pixels(team, reply) -> list[np.ndarray]:
-    """Return the bytes of each image of a chunk in separate memory."""
+    """Return the bytes of each `large_image` of a chunk in separate memory."""
     [column] = team.content(reply).images
     return [reply.data[at : at + 3_300_000] for at in column.table["offset"].tolist()]
 
 
 def count_chunk_memory(pid: int | str = "self") -> int:
     """Return how often a process has the separate memory of a chunk open or mapped."""
-    links = []
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of listdir
-            links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return sum(CHUNK_MEMORY in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(CHUNK_MEMORY)
+    name = "memfd:gpuload-chunk"
+    links = [link for _, link in descriptors(pid)]
+    return sum(name in link for link in links) + Path(f"/proc/{pid}/maps").read_text().count(name)
 
 
 def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_freed(make_team):
-    team = make_team(FunctionDataset(large_image))
+    team = make_team(MapDataset(large_image))
     for chunk in range(1, 31):
         reply = team.run(chunk, [chunk, 100], spare_bytes=8 << 20)
         assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
@@ -218,7 +163,7 @@ def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_f
 
 
 def test_separate_memory_of_an_unexpected_reply_is_freed(make_team):
-    team = make_team(FunctionDataset(large_image))
+    team = make_team(MapDataset(large_image))
     team.submit(1, [1, 2], spare_bytes=8 << 20)
     del team.pool._in_flight[1]  # as if the chunk had been declared lost
     team.submit(2, [3])
@@ -227,10 +172,7 @@ def test_separate_memory_of_an_unexpected_reply_is_freed(make_team):
 
 
 def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk(make_team, tmp_path):
-    def dies_once(index):
-        import os
-        import signal
-
+    def die_once(index):
         from gpuload.workers import runner
 
         def map_file(fd, nbytes, real=runner.map_file):
@@ -242,9 +184,9 @@ def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk
             return memory
 
         runner.map_file = map_file
-        return np.full((1100, 1000, 3), index, np.uint8)
+        return large_image(index)
 
-    team = make_team(FunctionDataset(dies_once))
+    team = make_team(MapDataset(die_once))
     lost = team.run(1, [3, 4], spare_bytes=8 << 20, kinds=Lost)
     assert (lost.chunk, lost.killed_externally) == (1, True)
     assert not team.ring._busy
@@ -254,7 +196,7 @@ def test_a_worker_killed_while_it_writes_to_separate_memory_loses_only_its_chunk
 
 
 def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_large(make_team):
-    team = make_team(FunctionDataset(large_image))
+    team = make_team(MapDataset(large_image))
     team.await_ready()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
@@ -270,7 +212,7 @@ def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_l
 
 def test_a_canceled_chunk_ends_at_its_next_sample(make_team, tmp_path):
     go = tmp_path / "go"
-    team = make_team(FunctionDataset(block_until(go)))
+    team = make_team(MapDataset(block_until(go)))
     team.submit(1, range(100))
     team.submit(2, [0])
     wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
@@ -283,31 +225,32 @@ def test_a_canceled_chunk_ends_at_its_next_sample(make_team, tmp_path):
 # -- deaths ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_workers_chunk_is_lost_at_its_sample_and_the_worker_is_replaced(make_team):
+def test_a_dead_workers_chunk_is_lost_at_its_sample_with_its_stack_and_the_worker_is_replaced(make_team):
     def die_at_7(index):
-        import os
-        import signal
-
         if index == 7:
             os.kill(os.getpid(), signal.SIGSEGV)
         return index
 
-    team = make_team(FunctionDataset(die_at_7))
+    team = make_team(MapDataset(die_at_7))
     [before] = team.pool.pids
     lost = team.run(1, [5, 6, 7, 8], kinds=Lost)
-    assert (lost.chunk, lost.row, lost.cause) == (1, 2, "killed by SIGSEGV")
+    assert (lost.chunk, lost.row, lost.cause, lost.killed_externally) == (1, 2, "killed by SIGSEGV", False)
+    assert lost.stack.startswith("Fatal Python error: Segmentation fault")
+    assert "in die_at_7" in lost.stack
+    assert "Extension modules" not in lost.stack
     assert not team.ring._busy
     assert team.load([1, 2], chunk=2) == [1, 2]
     assert team.pool.pids != [before]
 
 
-def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
-    team = make_team(FunctionDataset(return_index), workers=2)
+def team_that_lost_chunk_2(make_team) -> tuple[Team, int]:
+    """Return a team with a lost chunk, which the remaining worker might still load, and the pid of that worker."""
+    team = make_team(MapDataset(), workers=2)
     team.load([1], chunk=1)
     team.await_ready()  # a worker that is not ready cannot have the chunk
-    wait_until(
-        lambda: team.pool._in_flight == {} and 1 not in noted_chunks(team), "no worker processes the first chunk"
-    )
+    board = team.pool._board
+    wait_until(lambda: 1 not in (board.read(0).chunk, board.read(1).chunk), "no worker processes the first chunk")
+    assert not team.pool.recover_slots()
     stop_processes(*team.pool.pids)
     team.submit(2, [5])
     team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken the chunk and died before it noted it
@@ -316,6 +259,11 @@ def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
     os.kill(second_pid, signal.SIGCONT)
     [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row) == (2, None)
+    return team, second_pid
+
+
+def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
+    team, _ = team_that_lost_chunk_2(make_team)
     slot = team.slots[2]
     assert slot in team.ring._busy.values()
     # The slot is released when each worker that was ready has sent a message since.
@@ -328,22 +276,14 @@ def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
         raise AssertionError("the slot is still written off")
 
 
-class NotesLate:
+class NotesLate(MapDataset):
     """A dataset whose workers wait, between taking and noting the chunk of this number, until a file `go` exists."""
 
     def __init__(self, chunk: int, folder: Path) -> None:
+        super().__init__()
         self.chunk, self.folder = chunk, str(folder)
 
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        return index
-
     def __setstate__(self, state):
-        import os
-        import time
-
         from gpuload.workers import main
 
         self.__dict__.update(state)
@@ -378,30 +318,15 @@ def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(make_team, t
 
 
 def test_recover_slots_replaces_idle_workers_that_might_write_to_a_lost_chunks_slot(make_team):
-    team = make_team(FunctionDataset(return_index), workers=2)
-    team.load([1], chunk=1)
-    team.await_ready()
-    wait_until(lambda: 1 not in noted_chunks(team), "no worker processes the first chunk")
-    assert not team.pool.recover_slots()
-    stop_processes(*team.pool.pids)
-    team.submit(2, [5])
-    team.pool._queues[0].read_end.recv(1 << 16)  # as if a worker had taken the chunk and died before it noted it
-    first_pid, second_pid = team.pool.pids
-    os.kill(first_pid, signal.SIGKILL)
-    os.kill(second_pid, signal.SIGCONT)
-    team.wait(1, Lost)
+    team, idle_pid = team_that_lost_chunk_2(make_team)
     assert len(team.ring._busy) == 2
     wait_until(
         lambda: team.pool.collect_events(0.01) or not team.pool.recover_slots(), "the idle worker has been replaced"
     )
     assert len(team.ring._busy) == 1
-    assert not is_alive(second_pid)
+    assert not is_alive(idle_pid)
     assert team.load([3, 4], chunk=3) == [3, 4]
     assert len(team.pool.deaths.causes) == 1
-
-
-def noted_chunks(team) -> set[int]:
-    return {team.pool._board.read(worker).chunk for worker in range(team.pool.size)}
 
 
 def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceback(make_team):
@@ -414,23 +339,9 @@ def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceba
         team.wait(1)
 
 
-def test_a_crash_is_reported_with_its_python_stack(make_team):
-    def crashes(index):
-        import ctypes
-
-        return ctypes.string_at(index)
-
-    team = make_team(FunctionDataset(crashes))
-    lost = team.run(1, [0], kinds=Lost)
-    assert (lost.cause, lost.killed_externally) == ("killed by SIGSEGV", False)
-    assert lost.stack.startswith("Fatal Python error: Segmentation fault")
-    assert "in crashes" in lost.stack
-    assert "Extension modules" not in lost.stack
-
-
 def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(make_team, monkeypatch, tmp_path):
     started = tmp_path / "started"
-    team = make_team(FunctionDataset(touch_and_hang(started)))
+    team = make_team(MapDataset(touch_and_hang(started)))
     team.submit(1, [7])
     team.await_ready()  # a slow start is warned of too
     wait_until(started.exists, "the worker loads the sample")
@@ -481,15 +392,13 @@ def resize_and_wait(team, workers: int) -> None:
 
 
 def describe_worker(index):
-    import os
-
     from gpuload import get_worker_info
 
     return str((os.getpid(), get_worker_info().id, get_worker_info().num_workers))
 
 
 def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
-    team = make_team(FunctionDataset(describe_worker), max_workers=3)
+    team = make_team(MapDataset(describe_worker), max_workers=3)
     [first_pid] = team.pool.pids
     team.pool.resize(3)
     team.pool.collect_events(0.0)
@@ -517,7 +426,7 @@ def test_resize_adds_and_removes_workers_and_reuses_their_numbers(make_team):
 
 
 def test_a_leaving_worker_finishes_its_chunk_first(make_team):
-    team = make_team(FunctionDataset(return_index), workers=3)
+    team = make_team(MapDataset(), workers=3)
     team.pool.collect_events(0.0)
     for chunk in range(1, 51):
         team.submit(chunk, [chunk])
@@ -548,7 +457,7 @@ def test_chunks_do_not_wait_for_a_worker_that_is_being_added(make_team, tmp_path
 
 
 def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
-    team = make_team(FunctionDataset(return_index), workers=2)
+    team = make_team(MapDataset(), workers=2)
     team.load([1], chunk=1)
     for chunk in range(2, 40, 2):
         team.pool.resize(1)
@@ -563,7 +472,7 @@ def test_resize_up_again_keeps_or_replaces_a_leaving_worker(make_team):
 
 def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_team, tmp_path):
     go = tmp_path / "go"
-    team = make_team(FunctionDataset(block_until(go)), workers=2)
+    team = make_team(MapDataset(block_until(go)), workers=2)
     team.submit(1, [7])
     team.submit(2, [7])
     board = team.pool._board
@@ -581,7 +490,7 @@ def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_tea
 
 
 def test_an_added_worker_that_cannot_be_started_is_warned_of_once(make_team, monkeypatch):
-    team = make_team(FunctionDataset(return_index), max_workers=4)
+    team = make_team(MapDataset(), max_workers=4)
     team.load([1], chunk=1)
 
     def refuse(*args):
@@ -629,13 +538,11 @@ def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team
     go = tmp_path / "go"
 
     def waits(index):
-        import time
-
         while not go.exists() or time.thread_time() < 0.02:
             time.sleep(0 if go.exists() else 0.002)
         return index
 
-    team = make_team(FunctionDataset(waits), workers=2)
+    team = make_team(MapDataset(waits), workers=2)
     team.submit(1, [0])
     wait_until(lambda: team.pool.busy_s() > 0.01, "a chunk in progress is counted")
     go.touch()
@@ -658,14 +565,12 @@ def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team)
             program.stdout.readline()
 
         def computes(index):
-            import time
-
             began = time.thread_time()
             while time.thread_time() - began < 0.1:
                 pass
             return index
 
-        team = make_team(FunctionDataset(computes), workers=1)
+        team = make_team(MapDataset(computes), workers=1)
         team.load([0])
         before_s, began = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
         team.load([1, 2])
@@ -686,7 +591,7 @@ def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_map
     gc.collect()  # frees descriptors of earlier tests
     before = descriptors()
     mapped = Path("/proc/self/maps").read_text().count("memfd:gpuload")
-    team = Team(FunctionDataset(return_index), workers=2, max_workers=3)
+    team = Team(MapDataset(), workers=2, max_workers=3)
     team.load([0])
     team.pool.resize(3)
     team.pool.collect_events(0.0)
@@ -699,23 +604,17 @@ def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_map
     assert Path("/proc/self/maps").read_text().count("memfd:gpuload") == mapped
 
 
-def test_close_does_not_wait_for_a_worker_that_hangs():
-    def hang(index):
-        import time
-
-        while True:
-            time.sleep(1)
-
-    team = Team(FunctionDataset(hang))
+def test_close_does_not_wait_for_a_worker_that_hangs(tmp_path):
+    team = Team(MapDataset(touch_and_hang(tmp_path / "started")))
     [pid] = team.pool.pids
     team.submit(1, [0])
-    wait_until(lambda: team.pool._board.read(0).chunk == 1, "the worker takes the chunk")
+    wait_until((tmp_path / "started").exists, "the worker loads the sample")
     team.close()
     assert not is_alive(pid)
 
 
 def test_close_in_a_forked_child_keeps_its_parents_workers(make_team):
-    team = make_team(FunctionDataset(return_index))
+    team = make_team(MapDataset())
     team.load([0])
     pids = team.pool.pids
     pid = os.fork()
@@ -754,7 +653,8 @@ SCRIPT = """
 """
 
 
-def run_script(tmp_path: Path, *, as_module: bool) -> str:
+@pytest.mark.parametrize("as_module", [False, True])
+def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directory(tmp_path, as_module):
     script_folder, working_directory = tmp_path / "script", tmp_path / "elsewhere"
     script_folder.mkdir()
     working_directory.mkdir()
@@ -765,9 +665,7 @@ def run_script(tmp_path: Path, *, as_module: bool) -> str:
     if as_module:  # as in a notebook, which adds the working directory to the path after the start
         path, script = str(script_folder), str(script_folder / "script.py")
         (script_folder / "gpuload").mkdir()
-        (script_folder / "gpuload" / "__init__.py").write_text(
-            "raise ImportError('not the one that the program imported')\n"
-        )
+        (script_folder / "gpuload" / "__init__.py").write_text("raise ImportError('the wrong gpuload')\n")
         code = (
             "import sys, random, runpy, gpuload, gpuload.loader; "
             f"sys.path[:0] = ['', {path!r}]; runpy.run_path({script!r}, run_name='__main__')"
@@ -776,17 +674,10 @@ def run_script(tmp_path: Path, *, as_module: bool) -> str:
     else:
         command = [sys.executable, str(script_folder / "script.py")]
     result = subprocess.run(command, cwd=working_directory, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+    assert (result.returncode, result.stderr) == (0, "")
     assert not (working_directory / "was-run").exists()
-    return result.stdout
-
-
-@pytest.mark.parametrize("as_module", [False, True])
-def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directory(tmp_path, as_module):
-    out = run_script(tmp_path, as_module=as_module)
-    assert "[42, 'helped'" in out.replace("[[", "[")
-    assert "elsewhere" not in out
+    assert "[42, 'helped'" in result.stdout
+    assert "elsewhere" not in result.stdout
 
 
 # -- systems without support for workers ------------------------------------------------------------------------------
@@ -795,22 +686,14 @@ def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directo
 @pytest.mark.parametrize(
     ("attribute", "value", "text"),
     [
-        ("platform", "win32", "worker processes need Linux, got win32; use num_workers=0"),
-        (
-            "frozen",
-            True,
-            "workers need a Python interpreter, which a frozen application does not have; use num_workers=0",
-        ),
-        (
-            "executable",
-            "",
-            "sys.executable is empty, so there is no interpreter to start workers with; use num_workers=0",
-        ),
+        ("platform", "win32", "worker processes need Linux, got win32"),
+        ("frozen", True, "workers need a Python interpreter, which a frozen application does not have"),
+        ("executable", "", "sys.executable is empty, so there is no interpreter to start workers with"),
     ],
 )
 def test_check_platform_without_support_for_workers_names_the_remedy(monkeypatch, attribute, value, text):
     monkeypatch.setattr(sys, attribute, value, raising=False)
-    with pytest.raises(RuntimeError, match=text):
+    with pytest.raises(RuntimeError, match=f"^{text}; use num_workers=0 to load in this process$"):
         check_platform()
 
 
@@ -835,12 +718,8 @@ class NumbersOfWorker:
 def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_once(make_team, tmp_path):
     team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 3, queue_per_worker=True)
     for chunk, worker in enumerate((2, 0, 2)):
-        slot = team.ring.acquire(1 << 20)
-        team.slots[chunk] = slot
-        numbers = np.arange(2, dtype=np.int64) + (2 if chunk == 2 else 0)
-        start = IterableStart(1, worker, 0, None, 3, worker)
-        request = Request(chunk, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
-        assert team.pool.submit(request)
+        first = 2 if chunk == 2 else 0
+        team.submit(chunk, [first, first + 1], iterable=IterableStart(1, worker, 0, None, 3, worker))
     replies = {reply.chunk: team.content(reply) for reply in team.wait(3)}
     assert [list(replies[chunk].values[0].values) for chunk in range(3)] == [[2, 5], [0, 3], [8, 11]]
     assert (tmp_path / "pickled").read_text() == "once\n"
@@ -848,14 +727,18 @@ def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_o
 
 def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path):
     team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 2, queue_per_worker=True)
+
+    def submit_first_sample(chunk: int, worker: int) -> None:
+        team.submit(chunk, [0], iterable=IterableStart(chunk, worker, 0, None, 2, worker))
+
     for worker in (0, 1):
-        submit_first_sample(team, worker, worker)
+        submit_first_sample(worker, worker)
     team.wait(2)
     wait_until(lambda: all(team.pool._board.read(w).chunk == -1 for w in (0, 1)), "both workers are idle")
     first_pid, second_pid = team.pool.pids
     stop_processes(first_pid, second_pid)
-    submit_first_sample(team, 2, 0)
-    submit_first_sample(team, 3, 1)
+    submit_first_sample(2, 0)
+    submit_first_sample(3, 1)
     team.pool._queues[0].read_end.recv(1 << 16)  # as if worker 0 had taken the chunk and died before it noted it
     os.kill(first_pid, signal.SIGKILL)
     [lost] = team.wait(1, Lost)
@@ -863,11 +746,3 @@ def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path
     os.kill(second_pid, signal.SIGCONT)
     [reply] = team.wait(1)
     assert reply.chunk == 3
-
-
-def submit_first_sample(team, chunk: int, worker: int) -> None:
-    slot = team.ring.acquire(1 << 20)
-    team.slots[chunk] = slot
-    numbers, start = np.arange(1, dtype=np.int64), IterableStart(chunk, worker, 0, None, 2, worker)
-    request = Request(chunk, 0, slot.offset, slot.capacity_bytes, numbers, numbers, iterable=start)
-    assert team.pool.submit(request)

@@ -4,6 +4,7 @@ uses a real cluster."""
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import re
 import signal
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from helpers.fake_ray import Cluster, RayError
+from helpers.map_datasets import MapDataset
 from helpers.processes import stop_processes
 
 import gpuload as gl
@@ -29,11 +32,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
     [
         ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
         ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
-        (
-            {"count": 1, "actor_options": {"num_cpus": 2}},
-            ValueError,
-            "RayWorkers(actor_options=…) has 'num_cpus', which",
-        ),
+        ({"count": 1, "actor_options": {"num_cpus": 2}}, ValueError, "RayWorkers(actor_options=…) has 'num_cpus'"),
     ],
 )
 def test_ray_workers_with_wrong_arguments_are_refused(arguments, error, text):
@@ -60,14 +59,12 @@ def test_batches_ahead_of_ray_workers_are_three_chunks_per_worker_and_at_least_t
 # -- a cluster --------------------------------------------------------------------------------------------------------
 
 
-class Numbers:
+class Numbers(MapDataset):
     """Samples that are their indices. The sample `bad` calls `act` first."""
 
     def __init__(self, samples=64, bad=None, act=lambda: None):
-        self.samples, self.bad, self.act = samples, bad, act
-
-    def __len__(self):
-        return self.samples
+        super().__init__(samples=samples)
+        self.bad, self.act = bad, act
 
     def __getitem__(self, index):
         if index == self.bad:
@@ -108,41 +105,42 @@ def flatten(batches) -> list[int]:
     return [int(number) for batch in batches for number in batch]
 
 
-def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
-    def records(act, **options):
-        with make_loader(Numbers(24, 5, act), on_error="skip", **options) as loader:
-            assert flatten(loader) == [number for number in range(24) if number != 5]
-            [record] = loader.errors
-            return record.index, record.cause, record.traceback
+def start_epoch(loader):
+    """Return an iterator after its first batch, and the samples of this batch, once all workers are ready."""
+    epoch = iter(loader)
+    first_batch = flatten([next(epoch)])
+    loader._session.feed.await_engine()
+    return epoch, first_batch
 
-    with pytest.warns(RuntimeWarning, match="sample 5"):
-        index, cause, traceback = records(raise_lookup_error)
-    assert (index, cause) == (5, "LookupError: not available")
-    assert "in raise_lookup_error" in traceback
-    with pytest.warns(RuntimeWarning, match="sample 5"):
-        assert records(exit_with_7)[1] == (
-            "WorkerError: 2 workers died while processing only this sample: exited with status 7"
-        )
-    with pytest.warns(RuntimeWarning, match="sample 5"):
-        _, cause, stack = records(hang, timeout=0.3)
-    assert cause.endswith("2 workers died while processing only this sample: no progress for timeout=0.3 seconds")
-    assert "in hang" in stack
+
+def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
+    died = "WorkerError: 2 workers died while processing only this sample: "
+    for act, options, cause in (
+        (raise_lookup_error, {}, "LookupError: not available"),
+        (exit_with_7, {}, f"{died}exited with status 7"),
+        (hang, {"timeout": 0.3}, f"{died}no progress for timeout=0.3 seconds"),
+    ):
+        with (
+            make_loader(Numbers(24, 5, act), on_error="skip", **options) as loader,
+            pytest.warns(RuntimeWarning, match="sample 5"),
+        ):
+            assert flatten(loader) == [number for number in range(24) if number != 5]
+        [record] = loader.errors
+        assert (record.index, record.cause) == (5, cause)
+        assert (f"in {act.__name__}" in record.traceback) == (act is not exit_with_7)
 
 
 def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
     with make_loader(Numbers(400)) as loader:
-        epoch = iter(loader)
-        seen = flatten([next(epoch)])
-        loader._session.feed.await_engine()
+        epoch, seen = start_epoch(loader)
         cluster.actors[0].die()
         seen += flatten(epoch)
         assert seen == list(range(400))
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
         stats = loader.stats()
         assert [worker.restarts for worker in stats.workers] == [1, 0]
-        assert (
-            sum(worker.samples for worker in stats.workers) >= 384
-        )  # the dead actor may not have reported all of its samples
+        # The dead actor may not have reported all of its samples.
+        assert sum(worker.samples for worker in stats.workers) >= 384
         assert (stats.elsewhere, stats.cpu.workers_s > 0) == (True, True)
         [death] = loader._session.engine.deaths.causes
         assert death == f"the Ray actor of worker 0 on {os.uname().nodename} died: The actor died"
@@ -176,9 +174,7 @@ def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster)
 def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
     with make_loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader:
         cluster.nodes_in_turn = ["a", "a", "b"]
-        epoch = iter(loader)
-        seen = flatten([next(epoch)])
-        loader._session.feed.await_engine()
+        epoch, seen = start_epoch(loader)
         cluster.nodes_in_turn = ["dead", None, None]
         for actor in cluster.actors[:2]:
             actor.die()
@@ -188,18 +184,14 @@ def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(clu
 
 def test_more_deaths_than_max_restarts_end_the_epoch(cluster):
     expected = r"died 2 times .*status 7 at sample 5 \(position 5\) on "
-    with (
-        make_loader(Numbers(64, 5, exit_with_7), faults=gl.Faults(max_restarts=1)) as loader,
-        pytest.raises(gl.WorkerError, match=expected),
-    ):
+    dataset, faults = Numbers(64, 5, exit_with_7), gl.Faults(max_restarts=1)
+    with make_loader(dataset, faults=faults) as loader, pytest.raises(gl.WorkerError, match=expected):
         list(loader)
 
 
 def test_an_actor_that_hangs_is_replaced_after_the_timeout(cluster):
     with make_loader(Numbers(400), timeout=0.5) as loader:
-        epoch = iter(loader)
-        seen = flatten([next(epoch)])
-        loader._session.feed.await_engine()
+        epoch, seen = start_epoch(loader)
         cluster.actors[1].hangs = True
         assert seen + flatten(epoch) == list(range(400))
         assert "no answer for 2 seconds" in loader._session.engine.deaths.causes[0]
@@ -222,23 +214,20 @@ def test_a_lost_object_is_loaded_again(cluster, monkeypatch):
 
 
 def test_an_error_of_worker_init_fn_keeps_its_type_and_names_the_machine(cluster):
-    with make_loader(worker_init_fn=lambda worker: raise_lookup_error()) as loader:
-        with pytest.raises(
-            LookupError, match=r"(?s)worker_init_fn raised.*not available.*a machine of the Ray"
-        ) as caught:
-            iter(loader)
-        assert isinstance(caught.value, gl.WorkerError)
+    expected = r"(?s)worker_init_fn raised.*not available.*a machine of the Ray"
+    with (
+        make_loader(worker_init_fn=lambda worker: raise_lookup_error()) as loader,
+        pytest.raises(LookupError, match=expected) as caught,
+    ):
+        iter(loader)
+    assert isinstance(caught.value, gl.WorkerError)
 
 
 def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
     monkeypatch.setattr(ray_module, "SLOW_S", 0.1)
     cluster.nodes_in_turn = [None]
-    with (
-        make_loader(count=1) as loader,
-        pytest.raises(
-            RuntimeWarning, match=r"worker 0 is waiting for a machine with 1 free CPUs: 1 of the cluster's 4 CPUs"
-        ),
-    ):
+    expected = "worker 0 is waiting for a machine with 1 free CPUs: 1 of the cluster's 4 CPUs"
+    with make_loader(count=1) as loader, pytest.raises(RuntimeWarning, match=expected):
         next(iter(loader))
 
 
@@ -255,10 +244,8 @@ def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluste
     with make_loader() as loader, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
         assert flatten(loader) == list(range(64))
     with_versions(gpuload="9")
-    with (
-        make_loader() as loader,
-        pytest.raises(gl.WorkerError, match=r"has gpuload 9 \(here .*; install the same versions"),
-    ):
+    expected = r"has gpuload 9 \(here .*; install the same versions"
+    with make_loader() as loader, pytest.raises(gl.WorkerError, match=expected):
         list(loader)
 
 
@@ -320,21 +307,12 @@ def test_a_chunk_too_large_for_its_slot_is_sent_and_read_once(cluster, monkeypat
 
 
 def test_memory_and_locks_shared_with_local_processes_are_refused(cluster):
-    import multiprocessing
-
-    import torch
-
-    for shared in (
-        torch.zeros(3).share_memory_(),
-        multiprocessing.get_context("spawn").Value("i"),
-        multiprocessing.get_context("spawn").Lock(),
-    ):
+    spawn = multiprocessing.get_context("spawn")
+    expected = r"dataset\.shared.* \(an? .*workers on other machines cannot"
+    for shared in (torch.zeros(3).share_memory_(), spawn.Value("i"), spawn.Lock()):
         dataset = Numbers()
         dataset.shared = shared
-        with (
-            make_loader(dataset) as loader,
-            pytest.raises(TypeError, match=r"dataset\.shared.* \(an? .*workers on other machines cannot"),
-        ):
+        with make_loader(dataset) as loader, pytest.raises(TypeError, match=expected):
             next(iter(loader))
 
 

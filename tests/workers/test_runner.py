@@ -35,40 +35,21 @@ def array_file(folder, shape=(9, 10, 3), dtype="uint8", labels: Any = tuple(rang
 
 def make_runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
     """Return a runner with a row copier and one without, which takes the three steps."""
-    both = []
-    for _ in range(2):
-        plain = not transforms
-        runner = ChunkRunner(
-            Job(dataset, Chain(list(transforms)), Decode(), 5, plain=plain, moves_pixels=False, **options),
-            guard_generators=False,
-        )
-        runner._reader._searches_left = 0  # as after the first samples
-        both.append(runner)
-    both[1]._row_copier = None
-    return both[0], both[1]
+    options = {"plain": not transforms, "moves_pixels": False, **options}
+    job = Job(dataset, Chain(list(transforms)), Decode(), 5, **options)
+    with_copier, without = (ChunkRunner(job, guard_generators=False) for _ in range(2))
+    with_copier._reader._searches_left = without._reader._searches_left = 0  # as after the first samples
+    without._row_copier = None
+    return with_copier, without
 
 
-def run_chunk(
-    runner: ChunkRunner,
-    indices: Any,
-    *,
-    room: int = 1 << 16,
-    spare: int = 0,
-    wanted: Any = lambda: True,
-    populate: Any = lambda nbytes, slot: None,
-):
+def run_chunk(runner: ChunkRunner, indices: Any, *, room=1 << 16, spare=0, wanted=lambda: True, populate: Any = None):
+    """Return a chunk's reply, its slot of `room` bytes, and the rows that were noted."""
     slot, noted = np.full(room, 255, np.uint8), []
-    request = Request(
-        chunk=3,
-        epoch=2,
-        epoch_sent=-1,
-        positions=np.arange(20, 20 + len(indices)),
-        indices=np.asarray(indices) if isinstance(indices, list) else indices,
-        slot_offset=0,
-        slot_bytes=room,
-        is_complete_batch=False,
-        spare_bytes=spare,
-    )
+    positions = np.arange(20, 20 + len(indices))
+    indices = np.asarray(indices) if isinstance(indices, list) else indices
+    request = Request(3, 2, 0, room, positions, indices, spare_bytes=spare)
+    populate = populate or (lambda nbytes, slot: None)
     return runner.run(request, slot, noted.append, wanted, lambda nbytes: populate(nbytes, slot)), slot, noted
 
 
@@ -87,17 +68,8 @@ def comparable_content(reply: Reply, slot: np.ndarray) -> list[Any]:
         for leaf, column in content.values.items()
     ]
     errors = [(row, error.index, error.cause) for row, error in content.errors]
-    return [
-        content.rows,
-        content.structures,
-        images,
-        pixels,
-        blocks,
-        values,
-        list(content.source_list),
-        errors,
-        reply.status,
-    ]
+    sources = list(content.source_list)
+    return [content.rows, content.structures, images, pixels, blocks, values, sources, errors, reply.status]
 
 
 def load_content(runner: ChunkRunner, indices: Any) -> list[Any]:
@@ -154,11 +126,10 @@ def test_row_copier_returns_the_same_errors_as_the_three_steps(tmp_path, indices
 
 def test_row_copier_returns_the_status_of_the_three_steps_if_a_chunk_is_too_large_or_unwanted(tmp_path):
     rows, ordinary = make_runners(array_file(tmp_path))
-    assert run_chunk(rows, IN_ORDER, room=1000)[0] == run_chunk(ordinary, IN_ORDER, room=1000)[0]
-    assert run_chunk(rows, IN_ORDER, room=1000)[0].status is Status.TOO_LARGE
-    unwanted = {"wanted": lambda: False}
-    assert run_chunk(rows, IN_ORDER, **unwanted)[0] == run_chunk(ordinary, IN_ORDER, **unwanted)[0]
-    assert run_chunk(rows, IN_ORDER, **unwanted)[0].status is Status.UNWANTED
+    for options, status in (({"room": 1000}, Status.TOO_LARGE), ({"wanted": lambda: False}, Status.UNWANTED)):
+        reply = run_chunk(rows, IN_ORDER, **options)[0]
+        assert reply == run_chunk(ordinary, IN_ORDER, **options)[0]
+        assert reply.status is status
 
 
 @pytest.mark.parametrize("kind", ["rows", "three steps", "plain samples"])
@@ -184,9 +155,8 @@ def test_a_slot_that_is_too_small_for_a_chunk_is_not_populated_beyond_its_end(tm
     for runner in make_runners(array_file(tmp_path, labels=np.arange(512.0 * COUNT).reshape(COUNT, 512))):
         for room in (1000, 4000):
             sizes: list[int] = []
-            reply = run_chunk(runner, IN_ORDER, room=room, spare=1 << 18, populate=lambda n, _, to=sizes: to.append(n))[
-                0
-            ]
+            populate = lambda nbytes, slot, sizes=sizes: sizes.append(nbytes)  # noqa: E731
+            reply, _, _ = run_chunk(runner, IN_ORDER, room=room, spare=1 << 18, populate=populate)
             assert reply.file is not None
             assert all(nbytes <= room for nbytes in sizes)
             reply.file.close()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import resource
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import lacking
+from helpers.map_datasets import MapDataset
+from helpers.tar_files import archive
 
 import gpuload as gl
 from gpuload.workers.protocol import MESSAGE_BYTES, Queue, Request, peek_request, read_message
 from gpuload.workers.source import CHUNKS_AHEAD, DISK_CHUNKS, SLOW_NS, Source
 
 
-class SlowDataset:
+class SlowDataset(MapDataset):
     """Numbers that take some time to load. `needed` records the calls of `will_need`."""
 
     def __init__(self, seconds: float) -> None:
+        super().__init__(samples=64)
         self.seconds, self.needed = seconds, []
-
-    def __len__(self) -> int:
-        return 64
 
     def __getitem__(self, index: int) -> int:
         until = time.perf_counter() + self.seconds
@@ -139,9 +137,7 @@ def test_an_index_error_of_will_need_skips_only_its_samples() -> None:
 
     source = Source(dataset := Picky(0.0), 0)
     source.store_next_keys(request(*range(4, 12)))
-    get = source.open(request(*range(5)))
-    for row in range(5):
-        get(row)
+    read_chunk(source, *range(5))
     assert dataset.needed == [[0, 1, 2, 3, 4], [8, 9, 10, 11]]
 
 
@@ -253,11 +249,7 @@ def test_workers_call_will_need_with_the_next_chunks(tmp_path: Path) -> None:
 
 
 def tar_shards(path: Path, nbytes: int) -> gl.TarShards:
-    with tarfile.open(path, "w") as archive:
-        for number in range(3):
-            member = tarfile.TarInfo(f"{number}.bin")
-            member.size = nbytes
-            archive.addfile(member, io.BytesIO(bytes([number]) * nbytes))
+    archive(path, [(f"{number}.bin", bytes([number]) * nbytes) for number in range(3)])
     return gl.TarShards(path, fields="bin")
 
 
@@ -266,9 +258,8 @@ def test_large_samples_of_an_archive_are_read_one_by_one(tmp_path: Path) -> None
     get = source.open(request(1, 2, 0))
     assert get(0) == b"\1" * 70_000
     os.truncate(tmp_path / "x.tar", 2 * 70_656)  # without the third
-    with pytest.raises(
-        ValueError, match=r"x.tar' returned 0 bytes at offset .*, but its index expects 70,000: the archive was"
-    ):
+    message = r"x.tar' returned 0 bytes at offset .*, but its index expects 70,000: the archive was"
+    with pytest.raises(ValueError, match=message):
         get(1)
     assert get(2) == b"\0" * 70_000
     with pytest.raises(IndexError, match="index 3 is out of range"):

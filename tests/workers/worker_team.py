@@ -1,4 +1,4 @@
-"""A worker pool with its ring, and a dataset for it."""
+"""A worker pool with its ring."""
 
 from __future__ import annotations
 
@@ -14,19 +14,6 @@ from gpuload.transforms import Chain
 from gpuload.workers.job import Job
 from gpuload.workers.pool import WorkerPool
 from gpuload.workers.protocol import Reply, Request
-
-
-class FunctionDataset:
-    """A dataset whose samples are the results of a function of their index."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __getitem__(self, index):
-        return self.function(index)
-
-    def __len__(self):
-        return 1000
 
 
 class Team:
