@@ -26,7 +26,6 @@ from gpuload.checks import flag, function, integer, one_of, optional
 from gpuload.datasets.drafts import DRAFT
 from gpuload.datasets.kinds import is_iterable
 from gpuload.datasets.scan import full_path
-from gpuload.datasets.stores.tar.shards import SUFFIX
 from gpuload.errors import GpuloadError, list_some
 from gpuload.loader.limits import usable_cpus
 from gpuload.packing import durable, manifest
@@ -377,9 +376,6 @@ def _finish(job: PackJob, plan: dict[str, Any], records: list[dict[str, Any]], t
         os.replace(os.path.join(job.work_folder, DATABASE), os.path.join(job.folder, DATABASE))
     for name, data in files.items():
         write_file(os.path.join(job.folder, name), data, job.work_folder)
-    for name in os.listdir(job.folder):
-        if SUFFIX in name and name.endswith(DRAFT):  # the draft of a shard's index, of a worker that was killed
-            os.unlink(os.path.join(job.folder, name))
     durable.sync_names(job.folder)
     finished_manifest = manifest.add_hash(
         {

@@ -31,7 +31,7 @@ import numpy as np
 from gpuload.datasets.stores.opening import OpenFile, buffered_read_at
 from gpuload.datasets.stores.tar.headers import BLOCK, Damage, members
 from gpuload.datasets.stores.tar.index import build
-from gpuload.datasets.stores.tar.shards import save_index
+from gpuload.datasets.stores.tar.shards import SUFFIX
 from gpuload.errors import DecodeError, import_optional, one_line
 from gpuload.packing.durable import encode_json, explain_full_disk, open_draft, size_and_hash, write_file
 from gpuload.packing.images import ImageConverter
@@ -164,7 +164,7 @@ def _write_tar(part: PartWriter, path: str) -> dict[str, Any]:
         file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
     if is_shard and part.sums:
         with contextlib.suppress(Damage, OSError):  # another process may be replacing the part
-            save_index(build(path))
+            write_file(path + SUFFIX, build(path).table.data, part.job.work_folder, sync=False)
     return {
         "file": os.path.basename(path) if is_shard else DATABASE,
         **size_and_hash(file),

@@ -22,7 +22,6 @@ __all__ = [
     "mark",
     "missing",
     "needs",
-    "nvimgcodec",
     "on_a_gpu",
     "require",
     "skip",
@@ -68,7 +67,6 @@ OF_INTEGRATIONS = {
     "zstandard",
 }
 OF_DOCS = {
-    "albumentations",
     "build",
     "hatchling",
     "matplotlib",
@@ -149,7 +147,8 @@ def is_absent(name: str) -> bool:
 
 def missing() -> list[str]:
     """Return the packages that are not installed, although the target of make that runs requires them."""
-    return sorted(filter(is_absent, REQUIRED.get(os.environ.get("GPULOAD_REQUIRE_PACKAGES", ""), ())))
+    target = os.environ.get("GPULOAD_REQUIRE_PACKAGES")
+    return sorted(filter(is_absent, REQUIRED[target])) if target else []
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -162,11 +161,6 @@ def require(*names: str) -> None:
     """Skip the test or the module of tests if one of these optional packages is not installed."""
     for name in filter(is_absent, names):
         pytest.skip(f"{name} is not installed", allow_module_level=True)
-
-
-def nvimgcodec() -> None:
-    """Skip a test if nvImageCodec is missing or finds no CUDA libraries, which only an import shows."""
-    pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec cannot be imported", exc_type=ImportError)
 
 
 def backend(name: str, reason: str) -> NoReturn:

@@ -40,7 +40,6 @@ __all__ = [
     "expand",
     "find_shards",
     "open_shards",
-    "save_index",
 ]
 
 RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
@@ -89,14 +88,14 @@ def open_shards(
         for path, (shard, messages) in zip(
             unique_paths, pool.map(partial(_load_index, remote=remote), unique_paths), strict=True
         ):
-            _warn(messages, 5)  # the line of the user's program that creates a `TarShards`
+            _warn(messages)
             if shard is not None and not rebuild:
                 shards[path] = shard
                 progress(path, False)
     missing_paths = [path for path in unique_paths if path not in shards]
     errors: dict[str, Exception] = {}
     for path, result, messages in _build_missing(missing_paths, workers, remote):
-        _warn(messages, 5)
+        _warn(messages)
         if isinstance(result, Exception):
             errors[path] = result
         else:
@@ -208,11 +207,6 @@ def _load_remote(path: str, index_url: str, current_stamp: tuple[int, int], remo
     return shard
 
 
-def save_index(shard: Shard) -> None:
-    """Save the index of a shard next to it, or else in the cache. Warn if neither is possible."""
-    _warn(_save_index(shard), 3)  # the line that calls this function
-
-
 def _save_index(shard: Shard, remote: Remote | None = None) -> list[str]:
     """Save an index at the first writable path. If no path is writable, return a list of one warning, else an empty
     list."""
@@ -251,9 +245,9 @@ def _cache_folder() -> str:
     return os.path.join(cache_folder(), "tar")
 
 
-def _warn(messages: list[str], stacklevel: int) -> None:
+def _warn(messages: list[str]) -> None:
     for message in messages:
-        warnings.warn(message, stacklevel=stacklevel)
+        warnings.warn(message, stacklevel=5)  # the line of the user's program that creates a `TarShards`
 
 
 def _combine_errors(errors: list[Exception], count: int) -> Exception:

@@ -13,8 +13,7 @@ from helpers.tar_files import archive, shards_of_pictures
 
 import gpuload as gl
 from gpuload.datasets.stores.tar import shards as shards_module
-from gpuload.datasets.stores.tar.index import build
-from gpuload.datasets.stores.tar.shards import SUFFIX, expand, find_shards, open_shards, save_index
+from gpuload.datasets.stores.tar.shards import SUFFIX, expand, find_shards, open_shards
 
 
 @pytest.fixture(autouse=True)
@@ -122,14 +121,14 @@ def test_open_shards_with_processes_writes_the_same_files(tmp_path: Path, monkey
     assert [Path(path + SUFFIX).read_bytes() for path in paths] == here
 
 
-def test_save_index_warning_names_the_file_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_about_an_unsaved_index_names_the_file_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(archive(tmp_path / "x.tar", {"a.jpg": b"1"}))
     make_unwritable(monkeypatch, tmp_path)
     with pytest.warns(UserWarning, match="can be saved neither") as caught:
-        save_index(build(path))
-    with pytest.warns(UserWarning, match="can be saved neither") as caught_by_dataset:
         gl.TarShards(path)
-    assert [warning.filename for warning in [*caught, *caught_by_dataset]] == [__file__] * 2
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.processes
