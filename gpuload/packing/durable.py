@@ -77,7 +77,7 @@ def size_and_hash(file: io.BufferedWriter) -> dict[str, Any]:
     return {"bytes": raw.nbytes, "sha256": raw.sha256.hexdigest()}
 
 
-def write_file(path: str, data: bytes, work_folder: str, *, sync: bool = True) -> None:
+def write_file(path: str, data: bytes | memoryview, work_folder: str, *, sync: bool = True) -> None:
     """Write a file with this content, through a draft (see `open_draft`)."""
     with open_draft(path, work_folder, sync=sync) as file:
         file.write(data)
