@@ -31,6 +31,7 @@ import marshal
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -125,6 +126,7 @@ _DESCRIPTOR = struct.Struct("i")
 _LIMIT = struct.Struct("<Q")
 _LEAVE = struct.Struct("<q")
 MAX_DESCRIPTORS = 253  # the kernel's limit for a message (SCM_MAX_FD)
+SEND_S: Final = 60.0  # how long a fork request may wait for a full queue; on a busy machine, a template takes seconds
 MAX_REQUEST_BYTES = 160 * 1024  # a message must fit into the socket's buffer
 MAX_INLINE_BYTES = 48 * 1024  # of metadata in a reply, for the same reason; larger metadata goes into the slot
 # The maximum lengths of an error's text and traceback in a record, in characters: there may be thousands of records.
@@ -143,17 +145,33 @@ def send_request(end: socket.socket, details: Any, descriptors: Sequence[int]) -
     """Send a request to fork a process: its details, which can be marshalled, and its descriptors. A message can carry
     a limited number of descriptors, so further messages carry the rest.
 
+    The kernel queues only a few messages: on a busy machine, interrupted sessions can leave requests that the other
+    process has not received yet. Sending then waits until the process receives one or ends.
+
     Raises:
-        OSError: the request could not be sent.
+        OSError: the request could not be sent, or the queue was full for `SEND_S`.
         BrokenPipeError: it was sent only in part, or the other end is closed.
     """
     groups = [descriptors[start : start + MAX_DESCRIPTORS] for start in range(0, len(descriptors), MAX_DESCRIPTORS)]
-    socket.send_fds(end, [marshal.dumps((details, len(descriptors)))], groups[0] if groups else [])
+    _send_message(end, marshal.dumps((details, len(descriptors))), groups[0] if groups else [])
     try:
         for group in groups[1:]:
-            socket.send_fds(end, [b"+"], group)
+            _send_message(end, b"+", group)
     except OSError as error:
         raise BrokenPipeError from error
+
+
+def _send_message(end: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
+    writable = select.poll()
+    writable.register(end, select.POLLOUT)
+    deadline = time.monotonic() + SEND_S
+    while True:
+        try:
+            socket.send_fds(end, [message], descriptors)
+            return
+        except BlockingIOError:
+            if not writable.poll(max(deadline - time.monotonic(), 0) * 1000):
+                raise
 
 
 def receive_request(end: socket.socket) -> tuple[Any, list[int]] | None:
