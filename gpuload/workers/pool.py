@@ -92,7 +92,7 @@ from gpuload.workers.protocol import (
 )
 from gpuload.workers.restarting import RestartingEngine
 from gpuload.workers.shipping import Parcel, copy_warning, ship
-from gpuload.workers.signals import deferred_signals, signals_enabled
+from gpuload.workers.signals import deferred_signals
 from gpuload.workers.start import SLOW_START_S, Start
 
 __all__ = ["WorkerPool", "count_pools_and_workers"]
@@ -169,7 +169,7 @@ class WorkerPool(RestartingEngine):
             "total": total or max_workers,
             "ring_bytes": ring.ring_bytes,
         }
-        with signals_enabled(), reserve_standard_streams():  # pickling may be slow; allow ctrl-C
+        with reserve_standard_streams():
             self._job_fds = ship(job, self._settings)
         with contextlib.ExitStack() as undo, reserve_standard_streams():
             undo.callback(self._close_job)
@@ -267,9 +267,9 @@ class WorkerPool(RestartingEngine):
         self.changes_bytes += len(packed)
 
     def exchange(self, job: Any) -> list[Event]:
-        with signals_enabled(), reserve_standard_streams():
-            job_fds = ship(job, self._settings)
-        with deferred_signals():  # no process may be left without an owner
+        with deferred_signals():  # no process or descriptor may be left without an owner
+            with reserve_standard_streams():
+                job_fds = ship(job, self._settings)
             team, events = [*self._team.values()], []
             self._end_processes()  # before new ones unpickle, since both would need the memory
             for worker in team:

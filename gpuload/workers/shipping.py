@@ -43,6 +43,7 @@ from gpuload.datasets.tree import is_tensor
 from gpuload.ring.packing import has_palette, reduce_with_palette
 from gpuload.workers.inherited import LibrarySettings, import_path, pickle_by_value
 from gpuload.workers.job import Job, make_tensor, open_memmap, pickle_size, write_job
+from gpuload.workers.signals import signals_enabled
 
 __all__ = ["Parcel", "copy_warning", "find_lists", "pack", "ship"]
 
@@ -94,7 +95,8 @@ def pack(obj: Any) -> Parcel:
 def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
     """Write `obj`, or the contents of a `Parcel`, and the bootstrap's settings to a new memfd. Return its descriptor,
     followed by the descriptors of shared memory that `obj` refers to. Workers inherit all of these descriptors, and the
-    caller closes them.
+    caller closes them. If the caller defers signals, a ctrl-C can interrupt only the pickling, which may be slow, and
+    leaves no descriptor open.
 
     Raises:
         TypeError: a part of `obj` cannot be sent; the message names it.
@@ -104,7 +106,8 @@ def ship(obj: Any, settings: dict[str, Any]) -> list[int]:
         return [write_job(settings | overrides, obj.pickled.data, [part.data for part in obj.buffers])]
 
     with Inheritance() as inheritance:
-        pickled, buffers = _dump(obj, inheritance.tracker_calls())
+        with signals_enabled():
+            pickled, buffers = _dump(obj, inheritance.tracker_calls())
         fd = write_job(settings, pickled, buffers)
     return [fd, *inheritance.descriptors]
 

@@ -243,3 +243,25 @@ def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
     # Python checks for signals when it enters a `__del__`, and then only prints what the handler raises.
     assert IN_EPOCH_DEL.sub("", error) == "", error
     assert exit_code == 0
+
+
+def test_ctrl_c_while_the_job_is_written_leaves_no_descriptor(succeed):
+    succeed("""
+        from gpuload.workers import shipping
+
+        write_job = shipping.write_job
+
+        def write_and_interrupt(*arguments):
+            descriptor = write_job(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return descriptor
+
+        loader = number_loader()
+        shipping.write_job = write_and_interrupt
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        shipping.write_job = write_job
+        check_epoch(loader)
+        loader.close()
+        assert not [kind for kind in held_resources()[0] if "gpuload-job" in kind]
+    """)
