@@ -49,12 +49,12 @@ def make_annotations() -> list[dict]:
     from pycocotools import mask
 
     height, width = SIZES[8]
-    text = mask.frPyObjects({"counts": run_lengths(height, width), "size": [height, width]}, height, width)
+    packed_runs = mask.frPyObjects({"counts": run_lengths(height, width), "size": [height, width]}, height, width)
     segmentations: list[tuple[int, Any]] = [
         (3, [square_polygon(2.5, 3, 9)]),
         (3, [square_polygon(1, 1, 4), square_polygon(12.25, 8, 7)]),
         (8, {"counts": run_lengths(height, width), "size": [height, width]}),
-        (8, {"counts": text["counts"].decode(), "size": [height, width]}),
+        (8, {"counts": packed_runs["counts"].decode(), "size": [height, width]}),
         (8, [square_polygon(4, 4, 3.75)]),
         (11, [square_polygon(0, 0, 12)]),
     ]
@@ -108,13 +108,13 @@ def make_detection(tmp_path: Path) -> Make:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools, in torchvision's
 def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
-    theirs = make_detection()
+    detection = make_detection()
     keys = ("image_id", "boxes", "labels", "area", "iscrowd", "masks")
-    oracle = torchvision().datasets.wrap_dataset_for_transforms_v2(theirs, target_keys=keys)
-    wrapped = gl.wrap(theirs)
+    torchvision_samples = torchvision().datasets.wrap_dataset_for_transforms_v2(detection, target_keys=keys)
+    wrapped = gl.wrap(detection)
     assert len(wrapped) == len(IDS)
     for index, key in enumerate(IDS):
-        (image, target), (_, expected) = wrapped[index], oracle[index]
+        (image, target), (_, expected) = wrapped[index], torchvision_samples[index]
         assert image.data == Path(image.source).read_bytes()
         assert target["image_id"] == expected["image_id"] == key
         assert target["boxes"].format == "xyxy"
@@ -155,34 +155,36 @@ def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detectio
 def test_wrap_coco_workers_import_no_torch_for_targets(make_detection: Make) -> None:
     wrapped = gl.wrap(Subset(make_detection(), range(4))).dataset
 
-    def with_imports(index: int) -> Any:
+    def add_imports(index: int) -> Any:
         image, target = wrapped[index]
         return image, {**target, "loaded": [name in sys.modules for name in ("torch", "torchvision", "pycocotools")]}
 
     transforms = [T.Resize((8, 8))]
-    [(_, targets)] = gpuload_batches(MapDataset(with_imports, 4), 4, num_workers=1, transforms=transforms)
+    [(_, targets)] = gpuload_batches(MapDataset(add_imports, 4), 4, num_workers=1, transforms=transforms)
     assert [target["loaded"] for target in targets] == [[False, False, True]] * 4
 
 
-def test_wrap_coco_annotations_select_the_targets(make_detection: Make) -> None:
-    theirs = make_detection()
-    targets = {name: set(gl.wrap(theirs, annotations=names)[0][1]) for name, names in
+def test_wrap_coco_argument_annotations_selects_the_targets(make_detection: Make) -> None:
+    detection = make_detection()
+    targets = {name: set(gl.wrap(detection, annotations=names)[0][1]) for name, names in
              {"all": None, "none": (), "masks": ("masks",), "points": ["keypoints"]}.items()}  # fmt: skip
-    always = {"image_id", "boxes", "labels", "area", "iscrowd"}
-    assert targets["none"] == always
-    assert targets["masks"] == always | {"masks"}
-    assert targets["points"] == always | {"keypoints", "visibility"}
+    default_fields = {"image_id", "boxes", "labels", "area", "iscrowd"}
+    assert targets["none"] == default_fields
+    assert targets["masks"] == default_fields | {"masks"}
+    assert targets["points"] == default_fields | {"keypoints", "visibility"}
     assert targets["all"] == targets["masks"] | targets["points"]
-    bare = make_detection(
+    unsegmented = make_detection(
         lambda annotations: [annotation.pop(name) for annotation in annotations for name in ("segmentation", "area")]
     )
-    assert set(gl.wrap(bare)[1][1]) == {"image_id", "boxes", "labels", "iscrowd", "keypoints", "visibility"}
+    assert set(gl.wrap(unsegmented)[1][1]) == {"image_id", "boxes", "labels", "iscrowd", "keypoints", "visibility"}
 
 
-def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(make_detection: Make) -> None:
-    theirs = make_detection()
-    [(_, annotations)] = gpuload_batches(gl.wrap(theirs, annotations="raw"), 4, transforms=[T.Resize((8, 8))])
-    assert (annotations, type(annotations[0])) == ([theirs._load_target(key) for key in IDS], list)
+def test_wrap_coco_keeps_raw_annotations_on_request_and_refuses_masks_for_a_target_transform(
+    make_detection: Make,
+) -> None:
+    detection = make_detection()
+    [(_, annotations)] = gpuload_batches(gl.wrap(detection, annotations="raw"), 4, transforms=[T.Resize((8, 8))])
+    assert (annotations, type(annotations[0])) == ([detection._load_target(key) for key in IDS], list)
     message = (
         "annotations=('masks',) converts the annotations to targets, but the dataset's target_transform expects "
         "the raw annotations; remove one of the two"
@@ -192,26 +194,26 @@ def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(ma
 
 
 @pytest.mark.parametrize(
-    ("area", "as_json"),
+    ("area", "is_json"),
     [
         *((2.5, True), (float("nan"), True), (np.float64(2.5), False), (np.float32(1), False)),
         *(((1, 2), False), ({1: 2}, False), (b"RLE", False)),
     ],
 )
-def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: Make, area: Any, as_json: bool) -> None:
-    theirs = make_detection()
-    theirs.coco.anns[100]["area"] = area  # as a user's own code may have
-    wrapped = gl.wrap(theirs, annotations="raw")
-    assert isinstance(wrapped.targets, JsonLists) == as_json
+def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: Make, area: Any, is_json: bool) -> None:
+    detection = make_detection()
+    detection.coco.anns[100]["area"] = area  # as a user's own code may have
+    wrapped = gl.wrap(detection, annotations="raw")
+    assert isinstance(wrapped.targets, JsonLists) == is_json
     stored_area = pickle.loads(pickle.dumps(wrapped))[0][1][0]["area"]
     assert (type(stored_area), repr(stored_area)) == (type(area), repr(area))
 
 
 def test_wrap_coco_without_crowds_drops_crowd_annotations(make_detection: Make) -> None:
-    theirs = make_detection()
-    assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
-    assert gl.wrap(theirs, crowds=False)[2][1]["labels"].tolist() == [2]
-    raw = gl.wrap(theirs, annotations="raw", crowds=False)
+    detection = make_detection()
+    assert gl.wrap(detection)[2][1]["iscrowd"].tolist() == [1, 1, 0]
+    assert gl.wrap(detection, crowds=False)[2][1]["labels"].tolist() == [2]
+    raw = gl.wrap(detection, annotations="raw", crowds=False)
     assert [len(annotations) for annotations in raw.targets] == [2, 0, 1, 1]
 
 
@@ -222,11 +224,11 @@ def test_wrap_coco_without_masks_pickles_no_run_lengths(make_detection: Make) ->
     assert [target["image_id"] for target in wrapped.targets[1:3]] == IDS[1:3]
 
 
-NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
+NO_MASKS_REMEDY = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
 
 
 def test_wrap_coco_warns_of_annotations_without_an_image(make_detection: Make, tmp_path: Path) -> None:
-    theirs = make_detection(lambda annotations: annotations[1].update(image_id="3"))
+    detection = make_detection(lambda annotations: annotations[1].update(image_id="3"))
     text = (
         f"1 of the 6 annotations in CocoDetection('{tmp_path}') belong to none of its images, and are ignored: "
         "annotation 101 has image_id '3', but the ids of images are 11, 8, 5, …. Correct the image_id, or "
@@ -234,35 +236,35 @@ def test_wrap_coco_warns_of_annotations_without_an_image(make_detection: Make, t
     )
     for options in ({}, {"annotations": "raw"}):
         with pytest.warns(UserWarning, match=exactly(text)) as caught:
-            wrapped = gl.wrap(theirs, **options)
+            wrapped = gl.wrap(detection, **options)
         assert caught[0].filename == __file__
         assert len(wrapped.targets[0] if options else wrapped.targets[0]["labels"]) == 1
 
 
 def test_wrap_coco_of_a_subset_of_ids_does_not_warn(make_detection: Make) -> None:
-    theirs = make_detection()
-    theirs.ids = [8, 5]
-    assert [len(target["labels"]) for _, target in gl.wrap(theirs)] == [3, 0]
+    detection = make_detection()
+    detection.ids = [8, 5]
+    assert [len(target["labels"]) for _, target in gl.wrap(detection)] == [3, 0]
 
 
 def test_wrap_refuses_a_detection_that_torchvision_wrapped(make_detection: Make) -> None:
-    theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(make_detection())
+    detection = torchvision().datasets.wrap_dataset_for_transforms_v2(make_detection())
     text = (
         "which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the CocoDetection "
         "itself, as in gpuload.wrap(CocoDetection(…)), which has boxes, labels and masks in its targets too"
     )
-    for dataset, names in ((theirs, None), (theirs, ("masks",)), (Subset(theirs, [0]), None)):
+    for dataset, names in ((detection, None), (detection, ("masks",)), (Subset(detection, [0]), None)):
         with pytest.raises(TypeError, match=f"{re.escape(text)}$"):
             gl.wrap(dataset, annotations=names)
 
 
 def test_wrap_coco_names_an_image_without_a_size_for_its_masks(make_detection: Make) -> None:
-    theirs = make_detection()
-    theirs.coco.imgs[8].pop("width")
-    message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS}"
+    detection = make_detection()
+    detection.coco.imgs[8].pop("width")
+    message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS_REMEDY}"
     with pytest.raises(ValueError, match=exactly(message)):
-        gl.wrap(theirs)
-    assert "keypoints" in gl.wrap(theirs, annotations=("keypoints",))[2][1]
+        gl.wrap(detection)
+    assert "keypoints" in gl.wrap(detection, annotations=("keypoints",))[2][1]
 
 
 def test_wrap_coco_without_pycocotools_names_the_package(make_detection: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,14 +289,14 @@ def test_wrap_coco_refuses_unknown_annotations(make_detection: Make) -> None:
 
 def test_wrap_coco_raw_targets_and_captions_equal_torchvisions(make_detection: Make, tmp_path: Path) -> None:
     for kind, options in (("CocoDetection", {"annotations": "raw"}), ("CocoCaptions", {})):
-        theirs = make_detection(kind=kind)
-        wrapped = gl.wrap(theirs, **options)
-        assert len(wrapped) == len(theirs) == 4
-        assert wrapped.ids.tolist() == theirs.ids == IDS
-        assert list(wrapped.targets) == [theirs[i][1] for i in range(4)]
+        detection = make_detection(kind=kind)
+        wrapped = gl.wrap(detection, **options)
+        assert len(wrapped) == len(detection) == 4
+        assert wrapped.ids.tolist() == detection.ids == IDS
+        assert list(wrapped.targets) == [detection[i][1] for i in range(4)]
         for index in (0, 1, 2, 3, -1):
             image, target = wrapped[index]
-            assert target == theirs[index][1]
+            assert target == detection[index][1]
             assert image.data == Path(image.source).read_bytes()
         assert list(wrapped.paths) == [f"{tmp_path}/{name}.jpg" for name in ("3", "5", "8", "sub/11")]
         assert repr(wrapped) == f"wrap({kind}({str(tmp_path)!r}): 4 images)"
@@ -312,16 +314,16 @@ def test_wrap_coco_with_target_transform_needs_no_torch(make_detection: Make) ->
 
 
 def test_wrap_coco_raw_annotations_pickle_in_one_buffer(make_detection: Make) -> None:
-    def change(annotations: list[dict]) -> None:
+    def replace_annotations(annotations: list[dict]) -> None:
         annotations[:] = [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)]
 
-    theirs = make_detection(change, images=[{"id": n, "file_name": f"{n}.jpg"} for n in range(500)])
+    detection = make_detection(replace_annotations, images=[{"id": n, "file_name": f"{n}.jpg"} for n in range(500)])
     buffers: list[pickle.PickleBuffer] = []
-    pickled = cloudpickle.dumps(gl.wrap(theirs, annotations="raw"), protocol=5, buffer_callback=buffers.append)
+    pickled = cloudpickle.dumps(gl.wrap(detection, annotations="raw"), protocol=5, buffer_callback=buffers.append)
     assert len(pickled) < 2000
     unpickled = pickle.loads(pickled, buffers=buffers)
-    assert unpickled.targets[499] == theirs._load_target(499)
-    assert unpickled.targets[-1:] == [theirs._load_target(499)]
+    assert unpickled.targets[499] == detection._load_target(499)
+    assert unpickled.targets[-1:] == [detection._load_target(499)]
     with pytest.raises(IndexError, match=exactly("index 500 is out of range: there are 500 targets")):
         unpickled.targets[500]
 
@@ -329,21 +331,21 @@ def test_wrap_coco_raw_annotations_pickle_in_one_buffer(make_detection: Make) ->
 @pytest.mark.parametrize("name", ["../annotations.json", "/etc/passwd", "sub/../../x.jpg", "../{root}-2/x.jpg", ""])
 def test_wrap_coco_refuses_file_names_outside_the_root(make_detection: Make, tmp_path: Path, name: str) -> None:
     name = name.format(root=tmp_path.name)
-    theirs = make_detection(list.clear, images=[{"id": 1, "file_name": name}])
+    detection = make_detection(list.clear, images=[{"id": 1, "file_name": name}])
     message = (
         f"the COCO image 1 has the file name {name!r}, which points outside {str(tmp_path)!r}; pass a "
         "folder that contains all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        gl.wrap(theirs)
+        gl.wrap(detection)
 
 
 def test_wrap_coco_takes_a_relative_root(make_detection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_detection()
     for root in (".", ""):
         monkeypatch.chdir(tmp_path)
-        theirs = torchvision().datasets.CocoDetection(root, str(tmp_path / "annotations.json"))
-        wrapped = gl.wrap(theirs, annotations="raw")
+        detection = torchvision().datasets.CocoDetection(root, str(tmp_path / "annotations.json"))
+        wrapped = gl.wrap(detection, annotations="raw")
         monkeypatch.chdir("/")
         assert wrapped[0][0].source == str(tmp_path / "3.jpg")
 
@@ -435,12 +437,12 @@ def test_coco_samples_are_ordered_by_image_id_with_or_without_annotations(make_c
     assert repr(dataset) == f"Coco('{tmp_path}': 12 images)"
 
 
-def test_coco_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None:
+def test_coco_arguments_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None:
     assert set(make_coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
     raw = make_coco(targets="raw")
     assert raw[1][1] == [annotation for annotation in annotation_file()["annotations"] if annotation["image_id"] == 3]
-    place = sorted(FILE_IDS).index(11)
-    assert [len(make_coco(crowds=crowds)[place][1]["labels"]) for crowds in (True, False)] == [2, 1]
+    index_of_11 = sorted(FILE_IDS).index(11)
+    assert [len(make_coco(crowds=crowds)[index_of_11][1]["labels"]) for crowds in (True, False)] == [2, 1]
     with pytest.raises(ValueError, match=r"targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"):
         make_coco(targets=("boxes",))
 
@@ -457,12 +459,12 @@ def test_coco_samples_equal_wrapped_torchvisions(make_coco: MakeCoco, tmp_path: 
 def test_coco_batches_equal_those_of_the_images(make_coco: MakeCoco) -> None:
     dataset = make_coco()
 
-    def with_number(index: int) -> Any:
+    def with_sum_of_boxes(index: int) -> Any:
         image, target = dataset[index]
         return image, target["boxes"].array.sum()
 
     images = [jpegs()[FILE_IDS.index(key)] for key in sorted(FILE_IDS)]
-    check_loader(MapDataset(with_number, 12), images, [target["boxes"].array.sum() for _, target in dataset])
+    check_loader(MapDataset(with_sum_of_boxes, 12), images, [target["boxes"].array.sum() for _, target in dataset])
     batches = gpuload_batches(dataset, 5, ragged="list")
     assert [target["image_id"] for _, targets in batches for target in targets] == sorted(FILE_IDS)
 
@@ -472,12 +474,12 @@ def test_coco_annotations_are_cached_until_the_file_changes(
     make_coco: MakeCoco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options in ({}, {"targets": ("masks",)}, {"crowds": False}, {"targets": "raw"}):
-        first = make_coco(**options)
+        dataset = make_coco(**options)
         with monkeypatch.context() as patch:
             patch.setattr("gpuload.datasets.coco._read_annotations", None)
-            again = Coco(tmp_path, tmp_path / "annotations.json", **options)
-        assert alike(list(first), list(again))
-        assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
+            cached = Coco(tmp_path, tmp_path / "annotations.json", **options)
+        assert alike(list(dataset), list(cached))
+        assert (cached.categories, list(cached.paths)) == (dataset.categories, list(dataset.paths))
     assert len(make_coco(remove_last_image)) == len(FILE_IDS) - 1, "the file changed"
 
 
@@ -511,7 +513,7 @@ def test_coco_names_a_missing_image(make_coco: MakeCoco, tmp_path: Path) -> None
     assert dataset[0][1]["image_id"] == 2
 
 
-RAW_COCO = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
+RAW_REMEDY = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
 
 
 @pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [], [[1, 2], [1, 2, 3, 4, 5]]])
@@ -551,13 +553,13 @@ def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list
 def test_coco_refuses_huge_masks_before_allocating_them(
     make_coco: MakeCoco, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], count: int, option: str, message: str
 ) -> None:
-    def change(content: dict) -> None:
+    def enlarge_masks(content: dict) -> None:
         content["images"][1].update(height=size[0], width=size[1])
-        first = content["annotations"][1]
-        first["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
-        content["annotations"] += [{**first, "id": 1000 + number} for number in range(count - 1)]
+        annotation = content["annotations"][1]
+        annotation["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
+        content["annotations"] += [{**annotation, "id": 1000 + number} for number in range(count - 1)]
 
-    dataset = make_coco(change)
+    dataset = make_coco(enlarge_masks)
     monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory is taken"))
     remedy = (
         f": perhaps a decompression bomb; if it is not, pass Loader(decode=Decode({option}=…)), or omit masks, with "
@@ -585,7 +587,7 @@ def test_coco_masks_obey_max_pixels_of_the_loader(make_coco: MakeCoco, workers: 
         ('{"images": [], "annotations": [3]}', "is not in COCO's format: 3"),
     ],
 )
-def test_coco_refuses_a_missing_file_and_other_formats(tmp_path: Path, text: str | None, message: str) -> None:
+def test_coco_refuses_missing_truncated_and_malformed_files(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "annotations.json"
     if text is not None:
         path.write_text(text)
@@ -626,7 +628,7 @@ def test_coco_refuses_annotations_of_which_none_has_an_image_or_category(
 @pytest.mark.usefixtures("index_cache")
 @pytest.mark.parametrize("targets", [None, "raw"])
 def test_coco_warns_of_annotations_without_an_image(make_coco: MakeCoco, tmp_path: Path, targets: Any) -> None:
-    def change(content: dict) -> None:
+    def detach_two_annotations(content: dict) -> None:
         content["annotations"][0]["image_id"] = "7"
         content["annotations"][3]["image_id"] = [3]
 
@@ -636,7 +638,7 @@ def test_coco_warns_of_annotations_without_an_image(make_coco: MakeCoco, tmp_pat
         "remove such annotations from the file"
     )
     with pytest.warns(UserWarning, match=exactly(text)):
-        make_coco(change, targets=targets)
+        make_coco(detach_two_annotations, targets=targets)
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         cached = Coco(tmp_path, tmp_path / "annotations.json", targets=targets)
     assert [warning.filename for warning in caught] == [__file__]
@@ -665,24 +667,24 @@ def test_coco_warns_of_annotations_without_a_category(make_coco: MakeCoco) -> No
     assert make_coco(set_fields("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
 
 
-FIX_OR_RAW = f"; fix the file, or {RAW_COCO}"
-VALID_BOX = "expected left, top, width and height, with no negative size"
+FIX_OR_RAW_REMEDY = f"; fix the file, or {RAW_REMEDY}"
+BOX_EXPECTED = "expected left, top, width and height, with no negative size"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("bbox", None, f"no bbox{FIX_OR_RAW}"),
+        ("bbox", None, f"no bbox{FIX_OR_RAW_REMEDY}"),
         ("segmentation", None, "no segmentation; omit masks, with gpuload.Coco(…, targets=("),
         *(
-            ("bbox", box, f"bbox {box}, {VALID_BOX}{FIX_OR_RAW}")
+            ("bbox", box, f"bbox {box}, {BOX_EXPECTED}{FIX_OR_RAW_REMEDY}")
             for box in ([3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5], ["1", "2", "3", "4"], 5)
         ),
         ("bbox", [1e300, 1, 2, 3], "bbox [1e+300, 1, 2"),
-        ("category_id", 2**70, f"category_id {2**70}, expected an integer that fits into 64 bits; {RAW_COCO}"),
+        ("category_id", 2**70, f"category_id {2**70}, expected an integer that fits into 64 bits; {RAW_REMEDY}"),
         ("category_id", 1.5, "category_id 1.5, expected an integer"),
         ("iscrowd", 2**70, f"iscrowd {2**70}, expected an integer"),
-        ("area", "large", f"area 'large', expected a number; {RAW_COCO}"),
+        ("area", "large", f"area 'large', expected a number; {RAW_REMEDY}"),
         ("keypoints", ["a"] * 6, "keypoints ['a', 'a', 'a',"),
         ("keypoints", 5, "keypoints 5, expected a list of numbers; omit keypoints, with gpuload.Coco("),
     ],
@@ -698,7 +700,7 @@ def test_coco_names_two_annotations_with_different_numbers_of_keypoints(make_coc
     message = (
         "COCO keypoints must be x, y and visibility per point, with the same number of points for each object, got 6 "
         "numbers (annotation 123) and 3 numbers (annotation 101); omit keypoints, with gpuload.Coco(…, targets=("
-        f"'masks',)), or {RAW_COCO}"
+        f"'masks',)), or {RAW_REMEDY}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         make_coco(set_fields("annotations", 1, keypoints=[1, 2, 2]))
@@ -724,20 +726,20 @@ def test_coco_names_wrong_images_and_categories(
         make_coco(set_fields(kind, 1, **fields))
 
 
-NOT_NUMBERS = "expected a list of polygons, each a list of numbers below 1048576"
-BEYOND = "has a polygon that extends beyond 1048576 pixels, or contains NaN"
-INVALID = "expected polygons, or run lengths with counts and size: "
+POLYGONS_EXPECTED = "expected a list of polygons, each a list of numbers below 1048576"
+BEYOND_LIMIT_ERROR = "has a polygon that extends beyond 1048576 pixels, or contains NaN"
+SEGMENTATION_EXPECTED = "expected polygons, or run lengths with counts and size: "
 
 
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
         ([[1, 2, 3, 4, 5, 6, 7]], "has a polygon of 7 numbers; expected x and y of at least three points"),
-        *(([[1, 2, number, 4, 5, 6]], BEYOND) for number in (1e9, float("nan"), 10**400)),
-        ([1, 2, 3, 4, 5, 6], f"has the polygon 1; {NOT_NUMBERS}"),
-        ([["a"] * 6], f"has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; {NOT_NUMBERS}"),
-        (5, f"has the segmentation 5; {INVALID}"),
-        ({"x": 1}, f"has the segmentation {{'x': 1}}; {INVALID}'counts'"),
+        *(([[1, 2, number, 4, 5, 6]], BEYOND_LIMIT_ERROR) for number in (1e9, float("nan"), 10**400)),
+        ([1, 2, 3, 4, 5, 6], f"has the polygon 1; {POLYGONS_EXPECTED}"),
+        ([["a"] * 6], f"has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; {POLYGONS_EXPECTED}"),
+        (5, f"has the segmentation 5; {SEGMENTATION_EXPECTED}"),
+        ({"x": 1}, f"has the segmentation {{'x': 1}}; {SEGMENTATION_EXPECTED}'counts'"),
         ({"counts": [768], "size": [32, 24]}, "has run lengths for 768 pixels and size [32, 24]"),
         *(
             ({"counts": counts, "size": [24, 32]}, message)
@@ -747,8 +749,8 @@ INVALID = "expected polygons, or run lengths with counts and size: "
                 ([900], "has run lengths for 900 pixels and size [24, 32]"),
                 ([778, -10], "has run lengths for 768 pixels and size [24, 32]"),
                 ("11", "has run lengths for 2 pixels"),
-                *((text, f"{INVALID}COCO's packed run lengths are invalid") for text in ("zz~", "")),
-                *((value, INVALID) for value in (["a"], 5, [float("nan")])),
+                *((text, f"{SEGMENTATION_EXPECTED}COCO's packed run lengths are invalid") for text in ("zz~", "")),
+                *((value, SEGMENTATION_EXPECTED) for value in (["a"], 5, [float("nan")])),
             )
         ),
     ],

@@ -59,7 +59,7 @@ def test_file_list_reads_a_csv_file(folder: Path) -> None:
     assert len(dataset + dataset) == 2 * COUNT
 
 
-def test_file_list_takes_column_numbers_and_other_delimiters(folder: Path) -> None:
+def test_file_list_takes_column_numbers_and_any_delimiter(folder: Path) -> None:
     dataset = write_list(folder, "x\ta b.jpg\t-1\n\nx\tsub/c.jpg\t300\n", "list.tsv", path=1, target=2)
     assert list(dataset.paths) == [f"{folder}/a b.jpg", f"{folder}/sub/c.jpg"]
     assert (dataset.targets.tolist(), dataset.targets.dtype) == ([-1, 300], np.dtype("int32"))
@@ -85,12 +85,14 @@ def test_file_list_takes_column_numbers_and_other_delimiters(folder: Path) -> No
         (["9" * 5000, "1"], [1, 0], ["1", "9" * 5000]),
     ],
 )
-def test_file_list_targets(folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None) -> None:
+def test_file_list_targets_are_numbers_or_indices_into_sorted_names(
+    folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None
+) -> None:
     dataset = write_list(folder, "path,label\n" + "".join(f"a.jpg,{text}\n" for text in texts))
     assert (dataset.labels.tolist(), dataset.classes) == (labels, classes)
 
 
-NUMBERS = "".join(f"{n}.jpg,{n}\n" for n in range(20))
+NUMBERED_ROWS = "".join(f"{n}.jpg,{n}\n" for n in range(20))
 
 
 @pytest.mark.usefixtures("index_cache")
@@ -100,7 +102,7 @@ def test_file_list_warns_each_time_of_a_cell_that_is_not_a_number(folder: Path) 
         f"'{folder}/list.csv' has 'n/a', which is not a number; correct such cells, or list the names in classes="
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
-        write_list(folder, f"path,label\n\na.jpg,n/a\n{NUMBERS}")
+        write_list(folder, f"path,label\n\na.jpg,n/a\n{NUMBERED_ROWS}")
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=exactly(text)):
         dataset = FileList(folder / "list.csv")
@@ -170,12 +172,12 @@ def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
 @pytest.mark.processes
 def test_file_list_reads_parquet_with_at_most_one_thread(folder: Path) -> None:
     """The one thread reads files."""
-    names = [f"c{number}" for number in range(8)]
-    write_parquet(folder / "list.parquet", {"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
+    columns = [f"c{number}" for number in range(8)]
+    write_parquet(folder / "list.parquet", {"path": ["a.jpg"] * COUNT, **dict.fromkeys(columns, LABELS)})
     code = f"""
 import gpuload as gl
 print(threads())
-assert len(gl.FileList({str(folder / "list.parquet")!r}, target={names})) == {COUNT}
+assert len(gl.FileList({str(folder / "list.parquet")!r}, target={columns})) == {COUNT}
 print(threads())
 """
     assert threads_of_arrow(code) <= 1
@@ -213,7 +215,7 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
     assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "the file changed"
 
 
-NUL = "has a NUL byte, so it is damaged or not in UTF-8"
+NUL_ERROR = "has a NUL byte, so it is damaged or not in UTF-8"
 
 
 @pytest.mark.parametrize(
@@ -225,42 +227,42 @@ NUL = "has a NUL byte, so it is damaged or not in UTF-8"
         ("path\tlabel\n", "Its columns are separated by '\\t': pass delimiter='\\t'"),
         ("path, label\n", "its first line is ['path', ' label']. If you mean ' label', pass target=' label'"),
         ("Path,label\n", "If you mean 'Path', pass path='Path'"),
-        ("p\0a\0t\0h\0", f"first line of {{}} {NUL} (UTF-16 text is full of NUL bytes); save the table as UTF-8"),
+        ("p\0a\0t\0h\0", f"first line of {{}} {NUL_ERROR} (UTF-16 text is full of NUL bytes); save the table as UTF-8"),
         ("path,label\n", "{} lists no images"),
         ("path,label\na,1\nb\n", "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b']"),
         ("path,label\na.jpg,\n", "line 2 of {} has no target; remove such rows, or pass target=None to"),
         ("path,label\n,1\n", "line 2 of {} must have a path, got ''"),
         ('path,label\n"a.jpg"x,1\n', "{} cannot be read as CSV in UTF-8, near line 2: "),
-        ("path,label\na.jpg,1\nb\0.jpg,1\n", f"line 3 of {{}} {NUL}"),
-        ("path,label\na.jpg,\x001\n", f"line 2 of {{}} {NUL}"),
+        ("path,label\na.jpg,1\nb\0.jpg,1\n", f"line 3 of {{}} {NUL_ERROR}"),
+        ("path,label\na.jpg,\x001\n", f"line 2 of {{}} {NUL_ERROR}"),
         ("path,label\n../secret.jpg,1\n", "line 2 of {} has the path '../secret.jpg', which points outside"),
         ("path,label\nsub/../../secret.jpg,1\n", "has the path 'sub/../../secret.jpg', which points outside"),
     ],
 )
-def test_file_list_names_faults_of_lists(folder: Path, text: str, message: str) -> None:
+def test_file_list_names_the_fault_of_a_manifest(folder: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message.replace("{}", repr(f"{folder}/list.csv")))):
         write_list(folder, text)
 
 
-SEVERAL = "several targets, classes= must be a dict {'a': names, …}"
-BY_NUMBER = "path and target must be either column names, or column indices"
-ONE_CHARACTER = "delimiter must be one character, such as ';' or '\\t', got"
-DISTINCT = "target must be a column, or a list of distinct columns, got"
+CLASSES_ERROR = "several targets, classes= must be a dict {'a': names, …}"
+COLUMNS_ERROR = "path and target must be either column names, or column indices"
+DELIMITER_ERROR = "delimiter must be one character, such as ';' or '\\t', got"
+TARGET_ERROR = "target must be a column, or a list of distinct columns, got"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": 0}, BY_NUMBER),
-        ({"target": ["label", 1]}, BY_NUMBER),
+        ({"path": 0}, COLUMNS_ERROR),
+        ({"target": ["label", 1]}, COLUMNS_ERROR),
         ({"delimiter": ";"}, "Its columns are separated by ',': pass delimiter=','"),
-        ({"delimiter": ";;"}, f"{ONE_CHARACTER} ';;'"),
-        ({"delimiter": ""}, f"{ONE_CHARACTER} ''"),
+        ({"delimiter": ";;"}, f"{DELIMITER_ERROR} ';;'"),
+        ({"delimiter": ""}, f"{DELIMITER_ERROR} ''"),
         ({"delimiter": "\t", "path": 0, "target": 1}, "if ',' separates the fields, pass delimiter=','"),
-        ({"target": []}, f"{DISTINCT} []"),
-        ({"target": ["a", "a"]}, f"{DISTINCT} ['a', 'a']"),
-        ({"target": ["a"], "classes": ["x"]}, f"{SEVERAL}, got ['x']"),
-        ({"target": ["a"], "classes": {"b": ["x"]}}, SEVERAL),
+        ({"target": []}, f"{TARGET_ERROR} []"),
+        ({"target": ["a", "a"]}, f"{TARGET_ERROR} ['a', 'a']"),
+        ({"target": ["a"], "classes": ["x"]}, f"{CLASSES_ERROR}, got ['x']"),
+        ({"target": ["a"], "classes": {"b": ["x"]}}, CLASSES_ERROR),
         ({"target": None, "classes": ["x"]}, "classes= names the targets, but target=None reads no targets; omit one"),
     ],
 )
@@ -397,7 +399,9 @@ def test_file_list_names_a_missing_manifest_and_image(folder: Path) -> None:
         ([1, "x"], [0, 1], ["1", "x"]),
     ],
 )
-def test_encode_targets_of_mixed_types(values: list[Any], targets: list[Any], names: list[str] | None) -> None:
+def test_encode_targets_of_mixed_types_are_numbers_or_indices_into_sorted_names(
+    values: list[Any], targets: list[Any], names: list[str] | None
+) -> None:
     encoded, classes = encode_targets(values)
     assert (encoded.tolist(), classes) == (targets, names)
     assert encoded.dtype in (np.uint8, np.float64), "the smallest integers"

@@ -40,8 +40,8 @@ def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     for shard in range(2):
-        span = range(shard * 6, shard * 6 + 6)
-        members = [pair for n in span for pair in ((f"{n}.jpg", jpegs()[n]), (f"{n}.cls", str(LABELS[n]).encode()))]
+        numbers = range(shard * 6, shard * 6 + 6)
+        members = [pair for n in numbers for pair in ((f"{n}.jpg", jpegs()[n]), (f"{n}.cls", str(LABELS[n]).encode()))]
         archive(root / f"t-{shard}.tar", members)
     pixels = np.arange(COUNT * 8 * 9 * 3, dtype=np.uint16).reshape(COUNT, 8, 9, 3)
     np.save(root / "a.npy", pixels)
@@ -67,7 +67,7 @@ def server(local_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         yield server
 
 
-def plain(sample: Any) -> Any:
+def to_plain_values(sample: Any) -> Any:
     if isinstance(sample, gl.Encoded):
         return sample.data
     if isinstance(sample, gl.Image):
@@ -75,18 +75,18 @@ def plain(sample: Any) -> Any:
     if isinstance(sample, gl.Boxes | np.ndarray):
         return np.asarray(getattr(sample, "array", sample)).tolist()
     if isinstance(sample, dict):
-        return {key: plain(value) for key, value in sample.items()}
-    return tuple(map(plain, sample)) if isinstance(sample, tuple | list) else sample
+        return {key: to_plain_values(value) for key, value in sample.items()}
+    return tuple(map(to_plain_values, sample)) if isinstance(sample, tuple | list) else sample
 
 
 def contents(dataset: Any) -> list[Any]:
     """Return all samples, in another order if the dataset has indices."""
     if not hasattr(dataset, "__len__"):
-        return list(map(plain, dataset))
+        return list(map(to_plain_values, dataset))
     order = np.random.default_rng(0).permutation(len(dataset)).tolist()
     if hasattr(dataset, "__getitems__"):
-        return list(map(plain, dataset.__getitems__(order)))
-    return [plain(dataset[number]) for number in order]
+        return list(map(to_plain_values, dataset.__getitems__(order)))
+    return [to_plain_values(dataset[number]) for number in order]
 
 
 DATASETS: dict[str, Callable[..., Any]] = {
@@ -125,7 +125,9 @@ def add_parquet_and_hdf5(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, server: Server, tmp_path: Path) -> None:
+def test_dataset_at_a_url_equals_the_dataset_of_local_files(
+    name: str, local_root: Path, server: Server, tmp_path: Path
+) -> None:
     if name in ("parquet", "hdf5"):
         add_parquet_and_hdf5(local_root)
         server.files |= {file: (local_root / file).read_bytes() for file in ("p.parquet", "h.h5")}
@@ -290,7 +292,7 @@ def test_tar_shards_at_a_url_refuse_a_changed_archive(server: Server) -> None:
         dataset[0]
 
 
-def test_datasets_at_urls_name_what_is_wrong(server: Server, local_root: Path) -> None:
+def test_datasets_at_urls_name_missing_files_and_wrong_options(server: Server, local_root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"the file does not exist: 'http.*/none.tar'"):
         gl.TarShards(server.url + "/none.tar")
     with pytest.raises(FileNotFoundError, match=r"no shards match 'http.*/x-\*.tar'"):
@@ -320,7 +322,9 @@ def test_file_list_and_coco_refuse_paths_outside_a_remote_root(path: str, server
             gl.Coco(server.url + "/img", server.url + "/c.json")
 
 
-def test_read_of_a_large_url_refuses_what_is_not_an_image(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_of_a_large_url_refuses_a_file_that_is_not_an_image(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 1000)
     server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
     assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
@@ -337,9 +341,9 @@ def test_fsspec_is_not_imported_before_a_url_is_read() -> None:
 def test_client_counts_its_requests(server: Server) -> None:
     remote = gl.Remote()
     dataset = gl.ImageFolder(server.url + "/img", storage_options=remote)
-    before = client(remote).requests
+    requests_before = client(remote).requests
     dataset.__getitems__(range(COUNT))
-    assert client(remote).requests - before == COUNT
+    assert client(remote).requests - requests_before == COUNT
 
 
 @pytest.fixture
@@ -393,25 +397,25 @@ def test_caches_of_one_store_are_not_used_for_another(two_stores: list[gl.Remote
 def test_cache_of_a_store_is_found_by_an_unpickled_remote(two_stores: list[gl.Remote]) -> None:
     unpickled = pickle.loads(pickle.dumps(two_stores[0]))
     assert digest_of(unpickled) == digest_of(two_stores[0]) != digest_of(two_stores[1])
-    before = contents(STORES["blocks"](two_stores[0]))
+    expected = contents(STORES["blocks"](two_stores[0]))
     path = Path(unpickled.options["path"], "data", "a.npy")
     path.write_bytes(path.read_bytes().replace(b"\0", b"\1"))
     os.utime(path, (1e9, 1e9))
-    assert contents(STORES["blocks"](unpickled)) == before
+    assert contents(STORES["blocks"](unpickled)) == expected
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_PROFILE", "HF_ENDPOINT"])
-def test_digest_of_depends_on_environment_and_fsspecs_settings(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_digest_of_depends_on_environment_and_settings_of_fsspec(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     import fsspec.config
 
     monkeypatch.delenv(name, raising=False)
-    without = digest_of(gl.Remote())
+    unset_digest = digest_of(gl.Remote())
     monkeypatch.setenv(name, "http://one")
-    first = digest_of(gl.Remote())
+    first_digest = digest_of(gl.Remote())
     monkeypatch.setenv(name, "http://other")
-    second = digest_of(gl.Remote())
+    second_digest = digest_of(gl.Remote())
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://one"})
-    assert len({without, first, second, digest_of(gl.Remote())}) == 4
+    assert len({unset_digest, first_digest, second_digest, digest_of(gl.Remote())}) == 4
 
 
 def test_digest_of_distinguishes_options_that_are_objects() -> None:
