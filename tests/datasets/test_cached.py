@@ -68,6 +68,7 @@ def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
     assert inner.requests == [[3, 1, 11], [2]]
     assert dataset[2] == inner[2]
     statistics = dataset.statistics()
+    # Samples 3, 1, 11 and 2 were missing; 1, 11 and 2 were hits later.
     assert (statistics.hits, statistics.misses, statistics.entries, statistics.hit_rate) == (3, 4, 4, 3 / 7)
     assert (statistics.bytes_allowed, statistics.bytes_limit) == (LIMIT, LIMIT)
     with pytest.raises(AttributeError):
@@ -93,7 +94,7 @@ def test_cached_is_shared_by_workers_and_loaders_with_equal_batches(where: str, 
     statistics = dataset.statistics()
     assert (statistics.hits, statistics.misses, statistics.entries) == (COUNT, COUNT, COUNT)
     assert equal(batches_of_epochs(dataset, 0), expected)
-    assert dataset.statistics().hits == 3 * COUNT
+    assert dataset.statistics().hits == 3 * COUNT  # in each epoch but the first
 
 
 @pytest.mark.processes
@@ -129,7 +130,8 @@ def test_cached_unpickled_copy_begins_empty_and_closes_its_descriptors() -> None
 
 def test_cached_reads_a_changed_file_again(folder: Path) -> None:
     dataset = Cached(gl.ImageFolder(folder), LIMIT)
-    old_image = [dataset[0], dataset[0]][1][0]
+    dataset[0]
+    old_image, _ = dataset[0]
     path = Path(dataset.paths[0])
     os.utime(path, (1, 1))  # the bytes are the same, which Cached cannot know
     assert dataset[0][0].data == old_image.data
@@ -165,7 +167,7 @@ def test_cached_on_disk_is_reused_by_the_next_process_unless_the_dataset_changed
 
     assert run() == "0 12 False"
     assert run() == "12 12 False"
-    os.unlink(next(folder.rglob("*.jpg")))  # which makes another dataset
+    os.unlink(next(folder.rglob("*.jpg")))  # which changes the dataset
     assert run() == "0 11 False"
     assert sorted(os.listdir(folder.parent / "cache")) == ["in-use", "samples.gpuload-cache"]
 
@@ -280,7 +282,7 @@ def test_cached_reads_a_rewritten_store_again(store: str, wrapper: str, tmp_path
         packed_samples.append([pack(sample)[-500:] for sample in dataset.__getitems__(range(2))])
         hits.append(dataset.statistics().hits)
         del dataset
-    assert hits == [0, 2, 0]
+    assert hits == [0, 2, 0]  # the third dataset reads the store with its two images exchanged
     assert packed_samples[0] == packed_samples[1] == packed_samples[2][::-1] != packed_samples[2]
 
 
@@ -365,7 +367,7 @@ def pack_and_unpack(sample: Any) -> Any:
 def test_unpack_inverts_pack_with_types_and_order_of_keys(sample: Any) -> None:
     unpacked = pack_and_unpack(sample)
     assert unpacked == sample
-    assert repr(unpacked) == repr(sample)  # types and the order of keys too
+    assert repr(unpacked) == repr(sample), "types or the order of keys differ"
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,18 @@ def square_polygon(left: float, top: float, side: float) -> list[float]:
     return [left, top, left + side, top, left + side, top + side, left, top + side]
 
 
+def target_at(dataset: Any, index: int) -> Any:
+    _, target = dataset[index]
+    return target
+
+
 def run_lengths(height: int, width: int) -> list[int]:
     """Return the uncompressed run lengths of columns 2 and 3."""
     return [2 * height, 2 * height, (width - 4) * height]
 
 
 def make_annotations() -> list[dict]:
-    """Make six objects, with one or two polygons, or run lengths as a list or a string; each second has keypoints."""
+    """Make six objects, with one or two polygons, or run lengths as a list or a string; every second has keypoints."""
     from pycocotools import mask
 
     height, width = SIZES[8]
@@ -80,8 +85,8 @@ MakeCoco = Callable[..., Coco]
 
 @pytest.fixture
 def make_detection(tmp_path: Path) -> Make:
-    """A function that makes a CocoDetection, or another class of torchvision, of an annotation file. `change` changes
-    its annotations; `images` replaces its images."""
+    """A function that makes a CocoDetection, or a dataset of class `kind`, from an annotation file. `change` is called
+    with the annotations before they are written; `images` replaces the images."""
     names = {key: f"sub/{key}.jpg" if key == 11 else f"{key}.jpg" for key in IDS}
     (tmp_path / "sub").mkdir()
     for key, size in SIZES.items():
@@ -118,7 +123,7 @@ def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
         assert image.data == Path(image.source).read_bytes()
         assert target["image_id"] == expected["image_id"] == key
         assert target["boxes"].format == "xyxy"
-        if key == 5:  # torchvision gives this one neither boxes nor masks
+        if key == 5:  # without annotations, torchvision's target has neither boxes nor masks
             assert target["boxes"].array.shape == (0, 4)
             assert target["masks"].array.shape == (0, *SIZES[5])
             assert target["keypoints"].array.shape == (0, 3, 2)
@@ -131,8 +136,9 @@ def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
         assert target["iscrowd"].tolist() == expected["iscrowd"]
         dtypes = [target[name].dtype.name for name in ("labels", "area", "iscrowd", "visibility")]
         assert dtypes == ["int64", "float32", "int64", "int64"]
-    assert wrapped[0][1]["keypoints"].array.tolist() == [[[0, 0]] * 3, [[1, 2], [2, 3.5], [0, 0]]]
-    assert wrapped[0][1]["visibility"].tolist() == [[0, 0, 0], [2, 1, 0]]
+    target = target_at(wrapped, 0)
+    assert target["keypoints"].array.tolist() == [[[0, 0]] * 3, [[1, 2], [2, 3.5], [0, 0]]]
+    assert target["visibility"].tolist() == [[0, 0, 0], [2, 1, 0]]
 
 
 @pytest.mark.processes
@@ -146,8 +152,8 @@ def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detectio
     assert [tuple(target["masks"].shape) for target in targets] == [(n, 40, 60) for n in (2, 0, 3, 1)]
     assert [tuple(target["keypoints"].shape) for target in targets] == [(n, 3, 2) for n in (2, 0, 3, 1)]
     values = [value for target in targets for key, value in target.items() if key != "image_id"]
-    assert all(isinstance(value, torch.Tensor) for value in values)
-    # The square of the last image, 12 of 30 pixels wide, from the left border to the right one.
+    assert {type(value) for value in values} == {torch.Tensor}
+    # The last image's square covers the left 12 of 30 pixels: flipped and resized, the right 24 of 60.
     assert targets[3]["masks"][0].any(dim=0).tolist() == [False] * 36 + [True] * 24
 
 
@@ -166,7 +172,7 @@ def test_wrap_coco_workers_import_no_torch_for_targets(make_detection: Make) -> 
 
 def test_wrap_coco_argument_annotations_selects_the_targets(make_detection: Make) -> None:
     detection = make_detection()
-    targets = {name: set(gl.wrap(detection, annotations=names)[0][1]) for name, names in
+    targets = {name: set(target_at(gl.wrap(detection, annotations=names), 0)) for name, names in
              {"all": None, "none": (), "masks": ("masks",), "points": ["keypoints"]}.items()}  # fmt: skip
     default_fields = {"image_id", "boxes", "labels", "area", "iscrowd"}
     assert targets["none"] == default_fields
@@ -176,7 +182,7 @@ def test_wrap_coco_argument_annotations_selects_the_targets(make_detection: Make
     unsegmented = make_detection(
         lambda annotations: [annotation.pop(name) for annotation in annotations for name in ("segmentation", "area")]
     )
-    assert set(gl.wrap(unsegmented)[1][1]) == {"image_id", "boxes", "labels", "iscrowd", "keypoints", "visibility"}
+    assert set(target_at(gl.wrap(unsegmented), 1)) == targets["points"] - {"area"}
 
 
 def test_wrap_coco_keeps_raw_annotations_on_request_and_refuses_masks_for_a_target_transform(
@@ -205,14 +211,14 @@ def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: M
     detection.coco.anns[100]["area"] = area  # as a user's own code may have
     wrapped = gl.wrap(detection, annotations="raw")
     assert isinstance(wrapped.targets, JsonLists) == is_json
-    stored_area = pickle.loads(pickle.dumps(wrapped))[0][1][0]["area"]
+    stored_area = target_at(pickle.loads(pickle.dumps(wrapped)), 0)[0]["area"]
     assert (type(stored_area), repr(stored_area)) == (type(area), repr(area))
 
 
 def test_wrap_coco_without_crowds_drops_crowd_annotations(make_detection: Make) -> None:
     detection = make_detection()
-    assert gl.wrap(detection)[2][1]["iscrowd"].tolist() == [1, 1, 0]
-    assert gl.wrap(detection, crowds=False)[2][1]["labels"].tolist() == [2]
+    assert target_at(gl.wrap(detection), 2)["iscrowd"].tolist() == [1, 1, 0]
+    assert target_at(gl.wrap(detection, crowds=False), 2)["labels"].tolist() == [2]
     raw = gl.wrap(detection, annotations="raw", crowds=False)
     assert [len(annotations) for annotations in raw.targets] == [2, 0, 1, 1]
 
@@ -220,7 +226,8 @@ def test_wrap_coco_without_crowds_drops_crowd_annotations(make_detection: Make) 
 def test_wrap_coco_without_masks_pickles_no_run_lengths(make_detection: Make) -> None:
     wrapped = gl.wrap(make_detection(), annotations=())
     assert b"counts" not in pickle.dumps(wrapped)
-    assert pickle.loads(pickle.dumps(wrapped))[2][1]["labels"].tolist() == wrapped[2][1]["labels"].tolist()
+    unpickled = pickle.loads(pickle.dumps(wrapped))
+    assert target_at(unpickled, 2)["labels"].tolist() == target_at(wrapped, 2)["labels"].tolist()
     assert [target["image_id"] for target in wrapped.targets[1:3]] == IDS[1:3]
 
 
@@ -264,7 +271,7 @@ def test_wrap_coco_names_an_image_without_a_size_for_its_masks(make_detection: M
     message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS_REMEDY}"
     with pytest.raises(ValueError, match=exactly(message)):
         gl.wrap(detection)
-    assert "keypoints" in gl.wrap(detection, annotations=("keypoints",))[2][1]
+    assert "keypoints" in target_at(gl.wrap(detection, annotations=("keypoints",)), 2)
 
 
 def test_wrap_coco_without_pycocotools_names_the_package(make_detection: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +414,7 @@ def annotation_file() -> dict[str, Any]:
 
 @pytest.fixture
 def make_coco(tmp_path: Path) -> MakeCoco:
-    """A function that makes a Coco of an annotation file that `change` has changed."""
+    """A function that makes a Coco from an annotation file, whose content it passes to `change` before writing it."""
     for key, data in zip(FILE_IDS, jpegs(), strict=True):
         (tmp_path / f"{key}.jpg").write_bytes(data)
 
@@ -432,17 +439,19 @@ def test_coco_samples_are_ordered_by_image_id_with_or_without_annotations(make_c
     assert target["labels"].tolist() == [1, 1]
     assert (target["masks"].array.shape, target["masks"].array[0].sum()) == ((2, 32, 32), 3 * 32)
     assert target["keypoints"].array.tolist() == [[[1, 2], [0, 0]], [[13, 2], [0, 0]]]
-    empty = dataset[sorted(FILE_IDS).index(5)][1]
+    empty = target_at(dataset, sorted(FILE_IDS).index(5))
     assert (empty["boxes"].array.shape, empty["masks"].array.shape) == ((0, 4), (0, 32, 32))
     assert repr(dataset) == f"Coco('{tmp_path}': 12 images)"
 
 
 def test_coco_arguments_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None:
-    assert set(make_coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
+    assert set(target_at(make_coco(targets=()), 0)) == {"image_id", "boxes", "labels", "area", "iscrowd"}
     raw = make_coco(targets="raw")
-    assert raw[1][1] == [annotation for annotation in annotation_file()["annotations"] if annotation["image_id"] == 3]
+    annotations = annotation_file()["annotations"]
+    assert target_at(raw, 1) == [annotation for annotation in annotations if annotation["image_id"] == 3]
     index_of_11 = sorted(FILE_IDS).index(11)
-    assert [len(make_coco(crowds=crowds)[index_of_11][1]["labels"]) for crowds in (True, False)] == [2, 1]
+    for crowds, count in ((True, 2), (False, 1)):
+        assert len(target_at(make_coco(crowds=crowds), index_of_11)["labels"]) == count
     with pytest.raises(ValueError, match=r"targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"):
         make_coco(targets=("boxes",))
 
@@ -480,7 +489,7 @@ def test_coco_annotations_are_cached_until_the_file_changes(
             cached = Coco(tmp_path, tmp_path / "annotations.json", **options)
         assert alike(list(dataset), list(cached))
         assert (cached.categories, list(cached.paths)) == (dataset.categories, list(dataset.paths))
-    assert len(make_coco(remove_last_image)) == len(FILE_IDS) - 1, "the file changed"
+    assert len(make_coco(remove_last_image)) == len(FILE_IDS) - 1, "a changed file must be read again"
 
 
 def remove_last_image(content: dict) -> None:
@@ -510,7 +519,7 @@ def test_coco_names_a_missing_image(make_coco: MakeCoco, tmp_path: Path) -> None
         f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or remove "
         f"its entry from the annotation file: '{tmp_path}/3.jpg'"
     )
-    assert dataset[0][1]["image_id"] == 2
+    assert target_at(dataset, 0)["image_id"] == 2
 
 
 RAW_REMEDY = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
@@ -526,7 +535,7 @@ def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list
     with pytest.warns(UserWarning, match=text) as caught:
         dataset = make_coco(set_fields("annotations", 1, segmentation=polygons))
     assert caught[0].filename == __file__
-    masks = dataset[1][1]["masks"].array
+    masks = target_at(dataset, 1)["masks"].array
     assert [bool(mask.any()) for mask in masks] == [False, True]
     assert len(make_coco(set_fields("annotations", 1, segmentation=polygons), targets=())) == len(FILE_IDS)
 
@@ -560,7 +569,7 @@ def test_coco_refuses_huge_masks_before_allocating_them(
         content["annotations"] += [{**annotation, "id": 1000 + number} for number in range(count - 1)]
 
     dataset = make_coco(enlarge_masks)
-    monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory is taken"))
+    monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory was allocated"))
     remedy = (
         f": perhaps a decompression bomb; if it is not, pass Loader(decode=Decode({option}=…)), or omit masks, with "
         "gpuload.Coco(…, targets=('keypoints',))"
@@ -596,8 +605,8 @@ def test_coco_refuses_missing_truncated_and_malformed_files(tmp_path: Path, text
 
 
 def set_fields(kind: str, number: int | None, **fields: Any) -> Callable[[dict], None]:
-    """Set fields of one entry of a kind, or of all entries if `number` is None. A function is applied to the field's
-    value."""
+    """Return a function that sets fields of one entry of a kind, or of all entries if `number` is None. A callable
+    value is applied to the field's previous value."""
 
     def change(content: dict) -> None:
         for entry in content[kind] if number is None else [content[kind][number]]:
@@ -650,7 +659,7 @@ def test_joining_coco_files_with_different_categories_warns(make_coco: MakeCoco)
     with pytest.warns(UserWarning, match=r"label 2 is 'c2' in the first and 'dog' in the second\. Pass the same"):
         _ = first + second
     with_another_id = make_coco(lambda content: content["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
-    assert len(first + with_another_id) == 2 * len(FILE_IDS), "another id is not a contradiction"
+    assert len(first + with_another_id) == 2 * len(FILE_IDS), "an id of only one file must not warn"
 
 
 def test_coco_warns_of_annotations_without_a_category(make_coco: MakeCoco) -> None:
@@ -660,11 +669,9 @@ def test_coco_warns_of_annotations_without_a_category(make_coco: MakeCoco) -> No
     )
     with pytest.warns(UserWarning, match=text):
         dataset = make_coco(set_fields("annotations", 1, category_id=9))
-    assert dataset[1][1]["labels"].tolist() == [9, 1]
-    assert len(make_coco(lambda content: content.pop("categories"))) == len(FILE_IDS), (
-        "without categories, any id is valid"
-    )
-    assert make_coco(set_fields("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
+    assert target_at(dataset, 1)["labels"].tolist() == [9, 1]
+    make_coco(lambda content: content.pop("categories"))  # without categories, any id is valid
+    assert target_at(make_coco(set_fields("annotations", None, category_id=str)), 1)["labels"].tolist() == [1, 1]
 
 
 FIX_OR_RAW_REMEDY = f"; fix the file, or {RAW_REMEDY}"
@@ -759,21 +766,22 @@ def test_coco_names_damaged_segmentations_when_the_sample_is_read(
     make_coco: MakeCoco, segmentation: Any, message: str
 ) -> None:
     dataset = make_coco(set_fields("annotations", 0, segmentation=segmentation))
-    assert dataset[1][1]["masks"].array.any()
+    assert target_at(dataset, 1)["masks"].array.any()
     with pytest.raises(ValueError, match=f"^the COCO annotation 100 .*{re.escape(message)}"):
         dataset[sorted(FILE_IDS).index(7)]
 
 
 def test_coco_reads_nan_in_raw_targets(make_coco: MakeCoco) -> None:
     dataset = make_coco(set_fields("annotations", 1, area=float("nan")), targets="raw")
-    assert np.isnan(dataset[1][1][0]["area"])
+    assert np.isnan(target_at(dataset, 1)[0]["area"])
 
 
 def test_coco_treats_null_as_a_missing_field(make_coco: MakeCoco) -> None:
-    target = make_coco(set_fields("annotations", 1, area=None, iscrowd=None))[0][1]
+    target = target_at(make_coco(set_fields("annotations", 1, area=None, iscrowd=None)), 0)
     assert target.keys() == {"image_id", "boxes", "labels", "masks", "keypoints", "visibility"}
 
 
 def test_coco_boxes_have_the_canvas_size_of_the_file(make_coco: MakeCoco) -> None:
-    assert make_coco()[1][1]["boxes"].canvas_hw == (32, 32)
-    assert make_coco(set_fields("images", None, height="24"), targets=())[1][1]["boxes"].canvas_hw is None
+    assert target_at(make_coco(), 1)["boxes"].canvas_hw == (32, 32)
+    text_height = make_coco(set_fields("images", None, height="24"), targets=())
+    assert target_at(text_height, 1)["boxes"].canvas_hw is None

@@ -47,7 +47,7 @@ def relative_paths(dataset: ImageFolder | ImageFiles) -> list[str]:
 
 
 def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[str, int]]:
-    """List the samples of torchvision's ImageFolder by the rules of its documentation and behavior (0.23)."""
+    """List the samples as torchvision's ImageFolder (0.23) documents and orders them."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     samples = []
     for label, name in enumerate(classes):
@@ -121,10 +121,11 @@ def test_image_folder_yields_encoded_bytes_with_path_and_label(tmp_path: Path) -
     assert image == Encoded(b"dog/1.jpg", "RGB", f"{tmp_path}/dog/1.jpg")
     assert label == 1
     assert type(label) is int
-    assert ImageFolder(tmp_path, mode="unchanged")[2][0].mode == "unchanged"
+    unchanged_image, _ = ImageFolder(tmp_path, mode="unchanged")[2]
+    assert unchanged_image.mode == "unchanged"
     assert len(dataset) == 3
     assert repr(dataset) == f"ImageFolder('{tmp_path}': 3 images in 2 classes)"
-    assert [item[0].data for item in dataset] == [b"cat/1.jpeg", b"cat/2.png", b"dog/1.jpg"]
+    assert [image.data for image, _ in dataset] == [b"cat/1.jpeg", b"cat/2.png", b"dog/1.jpg"]
 
 
 def test_image_files_yields_encoded_bytes_without_labels(tmp_path: Path) -> None:
@@ -173,10 +174,11 @@ def test_image_folder_takes_a_relative_root_and_a_tilde(tmp_path: Path, monkeypa
     write_files(tmp_path, "data/c/1.jpg")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    datasets = [ImageFolder("data"), ImageFolder("~/data")]
+    relative, in_home = ImageFolder("data"), ImageFolder("~/data")
     monkeypatch.chdir("/")
-    assert [dataset.root for dataset in datasets] == [str(tmp_path / "data")] * 2
-    assert datasets[0][0][0].data == b"data/c/1.jpg"
+    assert relative.root == in_home.root == str(tmp_path / "data")
+    image, _ = relative[0]
+    assert image.data == b"data/c/1.jpg"
 
 
 def test_image_folder_order_equals_torchvisions_where_files_and_folders_share_prefixes(tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_image_folder_with_classes_keeps_the_labels_of_a_split_that_lacks_some(t
 
 def test_image_folder_labels_are_indices_into_classes(tmp_path: Path) -> None:
     write_files(tmp_path, "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
-    names = np.array(["cat", "ant", *(f"other {n}" for n in range(300)), "bee"])
+    names = np.array(["cat", "ant", *(f"other {n}" for n in range(300)), "bee"])  # bee is class 302
     dataset = ImageFolder(tmp_path, classes=names)
     assert relative_paths(dataset) == ["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"]
     assert (dataset.labels.tolist(), dataset.labels.dtype) == ([1, 302, 0], np.uint16)
@@ -536,7 +538,7 @@ def set_folder_times(root: Path, when: float = 1e9) -> Path:
 def test_folder_scan_is_cached_until_a_change(kind, cached_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = kind(cached_folder)
     with monkeypatch.context() as patch:
-        patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("scanned again"))
+        patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("an unchanged folder was scanned again"))
         assert kind(cached_folder) == dataset
         assert kind(cached_folder)[-1] == dataset[-1]
     (cached_folder / "ant" / "deep" / "3.jpg").touch()
@@ -557,7 +559,9 @@ def test_folder_scan_is_repeated_for_different_extensions_or_kinds(cached_folder
 def test_folder_scan_of_a_recently_changed_folder_is_not_cached(cached_folder: Path, index_cache: Path) -> None:
     (cached_folder / "ant" / "3.jpg").touch()
     assert len(ImageFolder(cached_folder)) == 4
-    assert not index_cache.exists(), "another file may be written within the same tick of the clock"
+    assert not index_cache.exists(), (
+        "the scan must not be cached: another file may be written within the same tick of the clock"
+    )
 
 
 def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,7 +570,7 @@ def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))
     )
-    dataset.will_need([2, 1, -3])
+    dataset.will_need([2, 1, -3])  # c.jpg, the missing b.jpg, and a.jpg
     expected = [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
     assert advised == expected
     Joined([["not on a disk"], dataset]).will_need([0, 3, 1])

@@ -165,7 +165,7 @@ def test_sample_types_refuse_common_mistakes_with_a_remedy(make, remedy):
 
 
 def load_cropped_batch(samples):
-    """Load one batch of the samples with a crop."""
+    """Load one batch of the samples with a center crop of 4×4."""
     [batch] = gpuload_batches(samples, len(samples), transforms=[T.CenterCrop(4)])
     return batch
 
@@ -249,7 +249,7 @@ def test_loader_takes_a_float_array_as_image_only_if_declared():
     assert text in error_of((nan_pixels, 0))
     images, _ = load_cropped_batch([(gl.Image(nan_pixels), 0)])
     assert images.shape == (1, 3, 4, 4)
-    assert images.isnan().all(), "no value is converted"
+    assert images.isnan().all(), "NaN values must pass through unchanged"
 
 
 @pytest.mark.parametrize("value", [255, -0.5])
@@ -274,9 +274,10 @@ def test_normalize_with_a_mean_in_0_to_1_does_not_check_float_masks():
     [
         ([T.CenterCrop(4)], 3),
         ([T.ToDtype("float32"), T.Normalize([120.0] * 3, [50.0] * 3)], 3),
-        ([T.Normalize([0.5] * 4, [0.2] * 4)], 4),  # such as reflectances and an index of vegetation
+        ([T.Normalize([0.5] * 4, [0.2] * 4)], 4),  # for example three reflectances and a vegetation index
         ([T.Lambda(lambda images: images / 255, per="image"), NORMALIZE], 3),
     ],
+    ids=["no Normalize", "Normalize in 0 … 255", "four channels", "Lambda before Normalize"],
 )
 def test_loader_accepts_any_floats_if_normalize_does_not_expect_rgb_in_0_to_1(transforms, channels):
     image = gl.Image(np.full((8, 9, channels), 255, np.float32))

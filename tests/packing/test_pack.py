@@ -1,4 +1,4 @@
-"""pack: sets return their samples, and their bytes depend on nothing else; damaged samples; resumption."""
+"""`pack`: packed sets hold the samples, and their bytes depend only on these; damaged samples; repeated runs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ if to == "parquet":
     import pyarrow.parquet
 draw, calls = random.Random(to), 0
 
-def run(path, last_call):  # to the end, or until this call of a C function
+def run(path, last_call):  # packs in a child, which is killed at this call of a C function
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -137,14 +137,14 @@ def test_pack_killed_at_random_and_repeated_makes_the_same_bytes(folder: Path, t
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     output, _ = run_python(DRIVER, folder, target, to, shard_bytes, 3, env=environment, timeout=200)
     kills = [int(line) for line in output.split()]
-    assert sum(kills) > 3, kills
+    assert sum(kills) > 3, kills  # of 9 runs, several were killed before they ended
     expected = content(target / "uninterrupted")
     for number in range(len(kills)):
         assert content(target / str(number)) == expected
 
 
 def damage(folder: Path) -> tuple[Path, Path]:
-    """Truncate one image, and overwrite another one, of the next class, with text."""
+    """Truncate sample 1, of the first class, and overwrite sample 5, of the second class, with text."""
     truncated, text_file = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
     truncated.write_bytes(truncated.read_bytes()[:-150])
     text_file.write_bytes(b"nothing")
@@ -153,7 +153,7 @@ def damage(folder: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def replaced(path: Path, new_content: bytes) -> Iterator[None]:
-    """Replace a file's content in this block, and then restore it with its modification time."""
+    """Replace a file's content in this block, and then restore content and modification time."""
     original, mtime_ns = path.read_bytes(), path.stat().st_mtime_ns
     path.write_bytes(new_content)
     yield
@@ -431,10 +431,15 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(
 def test_drafts_are_in_the_work_folder_which_is_removed_at_the_end(
     folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
-    """A worker that is killed while it writes a file, such as the index of a shard, leaves its draft there."""
+    """A worker that is killed while it writes a file, such as the index of a shard, leaves the draft in that folder."""
     moves: list[tuple[str, str]] = []
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda source, path: (moves.append((source, path)), replace(source, path))[1])
+
+    def record_and_replace(source: str, path: str) -> None:
+        moves.append((source, path))
+        replace(source, path)
+
+    monkeypatch.setattr(os, "replace", record_and_replace)
     path = packed(to)
     drafts = [source for source, _ in moves if source.endswith(".part")]
     assert {os.path.dirname(draft) for draft in drafts} == {str(path / ".gpuload-pack")}
@@ -476,9 +481,9 @@ def test_broken_lmdb_pages_are_overwritten_when_pack_is_repeated(
     with replaced(path, path.read_bytes()[:-150]), pytest.raises(BadSamples):
         packed("lmdb")
     database = folder.parent / "set" / ".gpuload-pack" / "data.mdb"
-    assert database.stat().st_size > 5 * 4096
+    assert database.stat().st_size > 5 * 4096  # more than its first pages
     with open(database, "ab" if has_first_pages else "wb") as file:
-        file.write(bytes(range(256)) * 16)
+        file.write(bytes(range(256)) * 16)  # a page of 4096 bytes that LMDB cannot have written
     assert content(packed("lmdb")) == expected
 
 
@@ -491,11 +496,12 @@ def test_workers_inherit_multiprocessing_shared_memory(tmp_path: Path) -> None:
     assert [image.data for image in open_packed(str(tmp_path / "set"))] == [data] * 4
 
 
+# A TIFF header and one entry: tag 0x0112 (orientation), type SHORT, count 1, value 6 (a quarter turn).
 EXIF_ROTATED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
 
 def rotated_images(*exif_settings: bool | None) -> Samples:
-    """Make labelled JPEGs whose EXIF orientation is a quarter turn, with these values of `Encoded.exif`."""
+    """Make labelled JPEGs with EXIF_ROTATED, one for each of these values of `Encoded.exif`."""
     images = [jpeg_bytes(smooth_image(20, 30, index), exif=EXIF_ROTATED) for index in range(len(exif_settings))]
     return Samples(*((gl.Encoded(images[index], exif=value), index) for index, value in enumerate(exif_settings)))
 

@@ -39,10 +39,10 @@ def test_array_file_samples_are_read_only_views_of_the_file(tmp_path: Path) -> N
     image, label = dataset[-2]
     assert (image.hwc == PIXELS[10]).all()
     assert (label, type(label)) == (10, int)
-    assert not image.hwc.flags.writeable, "the file cannot be changed through it"
+    assert not image.hwc.flags.writeable, "a view of the file must be read-only"
     assert np.shares_memory(dataset[10][0].hwc, image.hwc)
     assert [label for _, label in dataset.__getitems__([3, 1, 3])] == [3, 1, 3]
-    assert ArrayFile(dataset.path).__getitems__([]) == [], "the first chunk counts as read from a disk"
+    assert ArrayFile(dataset.path).__getitems__([]) == []  # a first chunk counts as read from a disk, even if empty
     with pytest.raises(IndexError, match=r"index 12 is out of range: ArrayFile\('.*array.npy'\) has 12 samples$"):
         dataset[12]
     assert repr(dataset) == f"ArrayFile('{tmp_path}/array.npy': 12 samples of 24×32×3, uint8)"
@@ -201,8 +201,9 @@ def test_array_file_refuses_missing_files_and_folders(tmp_path: Path) -> None:
 
 
 def test_array_file_advises_the_kernel_of_samples_on_a_disk(tmp_path: Path) -> None:
-    """Chunks that are not in order are advised at first, and for a few chunks after one was read from a disk."""
-    images = np.zeros((20, 64, 64, 1), np.uint8)
+    """The kernel is told (madvise) which pages a chunk of scattered samples needs: for the first chunks, and for a few
+    chunks after one was read from a disk."""
+    images = np.zeros((20, 64, 64, 1), np.uint8)  # each has the size of a page
     dataset = ArrayFile(write_npy(tmp_path, images))
     header_bytes, page_bytes = os.path.getsize(dataset.path) - images.nbytes, images[0].nbytes
     handle, advised = dataset._handle, []
@@ -210,7 +211,7 @@ def test_array_file_advises_the_kernel_of_samples_on_a_disk(tmp_path: Path) -> N
     handle._disk = SimpleNamespace(was_read=lambda: from_disk)
 
     def samples_advised(*chunk: int) -> list[tuple[int, int]]:
-        """Return the index of the first sample of each advised span, and of the one after the last."""
+        """Return the index of the first sample of each advised span, and the index after its last sample."""
         advised.clear()
         dataset._image_rows(list(chunk))
         return [(start // page_bytes, (end - header_bytes) // page_bytes) for start, end in advised]

@@ -106,7 +106,7 @@ def test_file_list_warns_each_time_of_a_cell_that_is_not_a_number(folder: Path) 
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=exactly(text)):
         dataset = FileList(folder / "list.csv")
-    assert len(dataset.classes or ()) == 21
+    assert len(dataset.classes or ()) == 21  # n/a and 20 numbers
     FileList(folder / "list.csv", classes=dataset)
 
 
@@ -140,7 +140,7 @@ def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folde
         assert val.classes == (["cat", "bee"] if len(val.classes) == 2 else train.classes)
         assert [val.classes[label] for label in val.labels] == ["cat", "bee", "cat"]
     numbers = write_list(folder, "path,label\na.jpg,2\nb.jpg,10\n", "numbers.csv", classes=["2", "10", "x"])
-    assert numbers.labels.tolist() == [0, 1], "with classes=, numbers are names"
+    assert numbers.labels.tolist() == [0, 1], "with classes=, numbers must be treated as names"
     text = (
         f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 names in classes= ('ant', 'cat'); "
         "append it to that list, so that the other labels stay the same, or remove it"
@@ -171,7 +171,6 @@ def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
 @lacking.needs("pyarrow")
 @pytest.mark.processes
 def test_file_list_reads_parquet_with_at_most_one_thread(folder: Path) -> None:
-    """The one thread reads files."""
     columns = [f"c{number}" for number in range(8)]
     write_parquet(folder / "list.parquet", {"path": ["a.jpg"] * COUNT, **dict.fromkeys(columns, LABELS)})
     code = f"""
@@ -180,7 +179,7 @@ print(threads())
 assert len(gl.FileList({str(folder / "list.parquet")!r}, target={columns})) == {COUNT}
 print(threads())
 """
-    assert threads_of_arrow(code) <= 1
+    assert threads_of_arrow(code) <= 1  # the thread that reads files
 
 
 @lacking.needs("pyarrow")
@@ -211,8 +210,10 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
         cached = FileList(folder / "list.csv")
     assert cached.paths == first.paths
     assert (cached.labels.tolist(), cached.classes) == ([1, 0], ["cat", "dog"])
-    assert FileList(folder / "list.csv", target=None).labels is None, "other columns are not read from the cache"
-    assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "the file changed"
+    assert FileList(folder / "list.csv", target=None).labels is None, (
+        "the cached targets must not be used without target="
+    )
+    assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "a changed file must be read again"
 
 
 NUL_ERROR = "has a NUL byte, so it is damaged or not in UTF-8"
@@ -290,7 +291,7 @@ def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
         write_list(folder, text, root="/other")
 
 
-def make_tables() -> list[Any]:
+def make_tables() -> dict[str, Any]:
     """Make the same table with pandas and with pyarrow."""
     import pandas
     import pyarrow
@@ -301,22 +302,22 @@ def make_tables() -> list[Any]:
         "kind": ["cat" if label else "dog" for label in LABELS],
         "age": [0.5 + number for number in range(COUNT)],
     }
-    return [pandas.DataFrame(columns), pyarrow.table(columns)]
+    return {"pandas": pandas.DataFrame(columns), "pyarrow": pyarrow.table(columns)}
 
 
 @lacking.needs("pandas", "pyarrow")
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [0, 1], ids=["pandas", "pyarrow"])
-def test_file_list_reads_a_table_in_memory(folder: Path, kind: int) -> None:
-    check_loader(FileList(make_tables()[kind], path="file", root=folder))
-    dataset = FileList(make_tables()[kind], path="file", target="kind", root=folder)
+@pytest.mark.parametrize(("library", "name"), [("pandas", "DataFrame"), ("pyarrow", "Table")])
+def test_file_list_reads_a_table_in_memory(folder: Path, library: str, name: str) -> None:
+    table = make_tables()[library]
+    check_loader(FileList(table, path="file", root=folder))
+    dataset = FileList(table, path="file", target="kind", root=folder)
     assert (dataset.classes, dataset.labels.tolist()) == (["cat", "dog"], [int(not label) for label in LABELS])
     assert dataset.labels.dtype == np.uint8
-    name = ("DataFrame", "Table")[kind]
     message = f"the {name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Select columns"
     with pytest.raises(ValueError, match=re.escape(message)):
-        FileList(make_tables()[kind])
-    assert FileList(make_tables()[kind], path="kind").root == str(Path.cwd())
+        FileList(table)
+    assert FileList(table, path="kind").root == str(Path.cwd())
 
 
 @lacking.needs("pandas", "pyarrow")
@@ -348,12 +349,13 @@ def test_file_list_names_a_missing_cell_of_a_table(missing: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_file_list_several_targets_are_a_dict(folder: Path, workers: int) -> None:
-    frame = make_tables()[0]
+    frame = make_tables()["pandas"]
     frame.to_csv(folder / "more.csv", index=False)
     frame.to_parquet(folder / "more.parquet")
     for manifest in (frame, folder / "more.csv", folder / "more.parquet"):
         dataset = FileList(manifest, path="file", target=["kind", "age"], root=folder)
-        assert dataset[1] == (dataset[1][0], {"kind": int(not LABELS[1]), "age": 1.5})
+        _, targets = dataset[1]
+        assert targets == {"kind": int(not LABELS[1]), "age": 1.5}
         assert dataset.classes == {"kind": ["cat", "dog"]}
         assert [dataset.labels[name].dtype.name for name in ("kind", "age")] == ["uint8", "float64"]
         [(_, targets)] = gpuload_batches(dataset, COUNT, num_workers=workers, transforms=[T.Resize((8, 8))])
@@ -404,7 +406,7 @@ def test_encode_targets_of_mixed_types_are_numbers_or_indices_into_sorted_names(
 ) -> None:
     encoded, classes = encode_targets(values)
     assert (encoded.tolist(), classes) == (targets, names)
-    assert encoded.dtype in (np.uint8, np.float64), "the smallest integers"
+    assert encoded.dtype in (np.uint8, np.float64), "integers must have the smallest dtype"
 
 
 @given(

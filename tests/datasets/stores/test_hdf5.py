@@ -150,6 +150,7 @@ def test_hdf5_reads_up_to_16_adjacent_rows_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda self, rows: requests.append(rows) or read_rows(self, rows))
     indices = [49, *range(3, 22), 1, 24, 25, 5]
     assert [image.data for image in dataset.__getitems__(indices)] == [bytes([number]) * number for number in indices]
+    # Rows 3 … 21 are adjacent, so they are read in calls of 16 rows and of the last 3.
     assert requests == [1, slice(3, 19), slice(19, 22), slice(24, 26), 49]
     assert dataset.__getitems__([]) == []
 
@@ -170,8 +171,9 @@ def test_hdf5_names_the_damaged_row_of_rows_read_together(tmp_path: Path, monkey
 
 def test_hdf5_cache_holds_a_chunk_of_variable_length_data(tmp_path: Path) -> None:
     dataset = HDF5(write_hdf5(tmp_path / "a.h5", chunks=(6,)), cache_bytes=0)
-    assert dataset._cache_bytes == 6 * 16, "in the file, the length, the address of a heap, and an index into it"
-    assert HDF5(write_hdf5(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "without chunks"
+    row_bytes = 16  # in the file: a length, the address of a heap, and an index into it
+    assert dataset._cache_bytes == 6 * row_bytes
+    assert HDF5(write_hdf5(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "unchunked data need no cache"
 
 
 def write_strings(path: Path) -> None:
@@ -226,12 +228,12 @@ for name in ("images", "soft", "group/outside/images", "none", "circular"):
 
 @pytest.mark.processes
 def test_hdf5_does_not_follow_links_into_other_files(tmp_path: Path) -> None:
-    """Opening a FIFO blocks until a process writes to it, even on ctrl-C, so a process with a time limit does it."""
+    """Opening a FIFO blocks, even on Ctrl-C, until a process writes to it, so this runs in a process of its own."""
     lines = run_python(READ_THROUGH_LINKS, cwd=tmp_path)[0].splitlines()
     refusal = f" {IN_OTHER_FILES}; copy the dataset into this file"
     assert lines[:3] == [refusal] * 3
     assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
-    assert lines[4] == refusal, "the target of a circular link is unknown"
+    assert lines[4] == refusal, "a circular link must be refused, as its target is unknown"
 
 
 def test_hdf5_searches_a_limited_number_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +247,7 @@ def test_hdf5_searches_a_limited_number_of_groups(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: visited.append(name) or get_item(self, name))
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Choose one with image="):
         HDF5(tmp_path / "a.h5")
-    assert len(visited) < 50
+    assert len(visited) < 50  # for the 20 datasets listed, of which each is in a group of its own
     monkeypatch.setattr("gpuload.datasets.stores.hdf5.MAX_SEARCHED", 5)
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Choose one"):
         HDF5(tmp_path / "a.h5")
@@ -270,16 +272,19 @@ def test_hdf5_refuses_samples_and_chunks_beyond_max_bytes(
     assert path.stat().st_size < 10_000
     dataset = HDF5(path, target=None)
     message = starting(f"{str(path)!r}: a sample or chunk of '/images' takes {nbytes} bytes")
-    with size_limits((1 << 30) - 1), pytest.raises(gl.DecodeError, match=f"{message}.*more than max_bytes=1,073"):
+    with (
+        size_limits(max_bytes=(1 << 30) - 1),
+        pytest.raises(gl.DecodeError, match=f"{message}.*more than max_bytes=1,073"),
+    ):
         dataset[0]
 
 
 def test_hdf5_refuses_images_beyond_max_pixels(tmp_path: Path) -> None:
     dataset = HDF5(write_hdf5(tmp_path / "a.h5", pixels=True), target=None)
     message = rf"^an image in 'images' of {re.escape(repr(dataset.path))} has 32×24 = 768 pixels, more than max_pixels="
-    with size_limits(None, 700), pytest.raises(gl.DecodeError, match=message):
+    with size_limits(max_bytes=None, max_pixels=700), pytest.raises(gl.DecodeError, match=message):
         dataset[0]
-    with size_limits(None, 768):
+    with size_limits(max_bytes=None, max_pixels=768):
         assert dataset[0].hwc.shape == (24, 32, 3)
 
 
@@ -327,4 +332,4 @@ def test_hdf5_refuses_files_and_options_that_do_not_match(
 def test_hdf5_blocks_are_chunks(tmp_path: Path) -> None:
     assert HDF5(write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3))).blocks().tolist() == [0, 5, 10, 12]
     assert HDF5(write_hdf5(tmp_path / "b.h5", pixels=True, chunks=(1, 24, 32, 3))).blocks() is None
-    assert HDF5(write_hdf5(tmp_path / "c.h5", pixels=True)).blocks() is None, "without chunks"
+    assert HDF5(write_hdf5(tmp_path / "c.h5", pixels=True)).blocks() is None, "unchunked data have no blocks"

@@ -77,7 +77,7 @@ def test_client_read_of_two_files_sends_two_requests(server: Server) -> None:
 
 
 def test_client_and_file_system_of_a_host_are_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that opens a client or a file system waits a moment for a second thread that would open another."""
+    """A thread that opens a client or a file system waits a moment, so that a second thread could open one as well."""
     opened: list[str] = []
     barriers = {kind: threading.Barrier(2) for kind in ("client", "system")}
 
@@ -131,9 +131,12 @@ def test_client_read_names_a_lasting_fault_and_the_number_of_attempts(
     server.always = fault
     client = make_client(retries=2, timeout_s=0.1 if fault == "stall" else 60)  # a busy server may be slow
     waits, original_wait_s = [], remote_failures.Failure.wait_s
-    monkeypatch.setattr(
-        remote_failures.Failure, "wait_s", lambda *arguments: waits.append(original_wait_s(*arguments)) or waits[-1]
-    )
+
+    def record_wait_s(*arguments: Any) -> float:
+        waits.append(original_wait_s(*arguments))
+        return waits[-1]
+
+    monkeypatch.setattr(remote_failures.Failure, "wait_s", record_wait_s)
     with pytest.raises(kind, match=message) as caught:
         read(client, server, (10, 100))
     assert caught.value.filename == f"{server.url}/a.bin"
@@ -219,6 +222,7 @@ def test_client_read_checks_the_responses_of_s3(server: Server, fault: str, mess
             r"the server answered more than 100,000 bytes; expected the list of a",
         ),
     ],
+    ids=["read", "read_files", "list_files"],
 )
 def test_client_refuses_endless_body(server: Server, call: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 100_000)
@@ -226,7 +230,7 @@ def test_client_refuses_endless_body(server: Server, call: Any, message: str, mo
     server.always = "endless"
     with pytest.raises(OSError, match=message):
         call(make_client(), server)
-    assert server.sent < 32 << 20  # the kernel's buffers
+    assert server.sent < 32 << 20  # what fits into the kernel's buffers
 
 
 def test_client_list_files_and_glob_refuse_an_endless_listing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +245,7 @@ def test_client_does_not_accept_compressed_responses(server: Server) -> None:
     server.files["zeros.bin"] = bytes(1 << 20)
     server.always = "gzip"
     assert make_client().read_files([server.url + "/zeros.bin"]) == [bytes(1 << 20)]
-    assert server.ranges() == ["bytes=0-16777215"]
+    assert server.ranges() == [f"bytes=0-{files.LARGE_BYTES - 1}"]
     assert read(make_client(), server, (10, 100)) == [DATA[10:100]]
 
 
@@ -259,7 +263,7 @@ def test_client_decompresses_a_response_up_to_the_limit(server: Server, monkeypa
         make_client().read_files([server.url + "/zeros.jpg"])
     with pytest.raises(gl.DecodeError, match=r"zeros.bin': not an image that gpuload decodes"):
         make_client().read_files([server.url + "/zeros.bin"])
-    assert max(checked_sizes) < 4 << 20
+    assert max(checked_sizes) < 4 << 20  # of the 50 MiB, little was decompressed
 
 
 @pytest.mark.parametrize("fault", ["page", "empty", "cut"])
@@ -274,7 +278,7 @@ def test_client_does_not_cache_a_bad_response_with_status_200(server: Server, fa
 
 
 def test_client_names_a_refused_connection() -> None:
-    with socket.socket() as occupied:  # so that no other program can listen at its port
+    with socket.socket() as occupied:  # bound, so that no program can listen at its port
         occupied.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionError, match=r"the connection failed.*, in each of 2 attempts"):
             Client(Remote(retries=1)).read_files([f"http://127.0.0.1:{occupied.getsockname()[1]}/x"])
@@ -349,7 +353,7 @@ def test_client_is_collected_with_its_remote() -> None:
 def test_client_cache_is_shared_and_depends_on_the_version(server: Server, tmp_path: Path) -> None:
     options = {"cache_bytes": 1 << 20, "cache_folder": tmp_path, "gap_bytes": 0}
     spans = [(10, 20), (131_000, 132_000), (299_990, 300_000)]
-    for expected_requests in (1, 0):  # all three blocks are adjacent
+    for expected_requests in (1, 0):  # one request for three adjacent blocks, then the cache
         server.requests.clear()
         assert read(make_client(**options), server, *spans) == [DATA[b:e] for b, e in spans]
         assert len(server.ranges()) == expected_requests
@@ -364,12 +368,13 @@ def test_remote_io_windows_grow_in_sequential_reads(server: Server) -> None:
     file = make_client().stat([f"{server.url}/a.bin"])[0]
     server.requests.clear()
     sequential = RemoteIO(file)
-    assert all(sequential.read_at(offset, 512) == DATA[offset : offset + 512] for offset in range(0, 299_000, 2000))
-    assert len(server.ranges()) == 3  # 64, 128, 256 KiB
+    for offset in range(0, 299_000, 2000):
+        assert sequential.read_at(offset, 512) == DATA[offset : offset + 512], offset
+    assert len(server.ranges()) == 3  # windows of 64, 128 and 256 KiB
     server.requests.clear()
     scattered = RemoteIO(file)
     assert [scattered.read_at(offset, 512) for offset in (0, 200_000)] == [DATA[:512], DATA[200_000:200_512]]
-    assert server.ranges() == ["bytes=0-65535", "bytes=200000-265535"]
+    assert server.ranges() == ["bytes=0-65535", "bytes=200000-265535"]  # windows of 64 KiB
     assert scattered.read_at(299_999, 512) == DATA[299_999:]
 
 
@@ -391,10 +396,7 @@ def test_client_reads_synchronous_file_systems() -> None:
     urls = ["memory://test-client/a", "memory://test-client/b"]
     assert client.read_files(urls) == [DATA, b"b"]
     assert [file.size for file in client.stat(urls)] == [len(DATA), 1]
-    assert client.glob("memory://test-client/*") == [
-        "memory:///test-client/a",
-        "memory:///test-client/b",
-    ]
+    assert client.glob("memory://test-client/*") == ["memory:///test-client/a", "memory:///test-client/b"]
     with pytest.raises(FileNotFoundError, match=r"the file does not exist; data in memory:// belongs to one process"):
         client.stat(["memory://test-client/none"])
     with pytest.raises(IsADirectoryError):
