@@ -37,7 +37,7 @@ def get(cache: Entries, number: int) -> bytes | None:
 def read_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of bytes that were read."""
     sizes, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: sizes.append(nbytes) or pread(fd, nbytes, at))
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, offset: sizes.append(nbytes) or pread(fd, nbytes, offset))
     return sizes
 
 
@@ -82,12 +82,12 @@ def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
 
 def test_get_of_a_damaged_entry_returns_none() -> None:
     cache = make_entries()
-    for location in (0, 16, 24, 32, 40, 4000, 5030):
+    for byte in (0, 16, 24, 32, 40, 4000, 5030):
         cache.put(5, content(5))
         page = int(cache._words[5]) >> 24
-        at = cache._location.data_at + page * PAGE + location
-        os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
-        assert get(cache, 5) is None, location
+        offset = cache._location.data_at + page * PAGE + byte
+        os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, offset)[0] ^ 1]), offset)
+        assert get(cache, 5) is None, byte
         assert cache.totals()["entries"] == 0
 
 
@@ -102,18 +102,18 @@ def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int
     assert (*size_of(cache), disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
-@pytest.mark.parametrize("rebooted", [True, False])
+@pytest.mark.parametrize("has_rebooted", [True, False])
 def test_first_process_after_a_reboot_frees_lost_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_rebooted: bool
 ) -> None:
     """After a crash of the machine, half of an entry may be on the disk."""
     cache = make_entries(folder=str(tmp_path), stored=4)
     cache._words[2] = 0
     del cache
-    if rebooted:
+    if has_rebooted:
         monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
     cache = make_entries(folder=str(tmp_path))
-    assert size_of(cache) == ((3, 6 * PAGE) if rebooted else (4, 8 * PAGE)), "the table is read only after a reboot"
+    assert size_of(cache) == ((3, 6 * PAGE) if has_rebooted else (4, 8 * PAGE)), "the table is read only after a reboot"
     assert disk_bytes(cache) <= size_of(cache)[1] + PAGE
     assert get(cache, 3) == content(3)
 
@@ -127,12 +127,12 @@ def test_drop_keeps_an_entry_that_was_put_again() -> None:
     assert get(cache, 3) is None
 
 
-@pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
-def test_totals_ignore_a_damaged_table_beyond_the_file(happens: str) -> None:
+@pytest.mark.parametrize("event", ["a machine stops", "an entry is evicted"])
+def test_totals_ignore_a_damaged_table_beyond_the_file(event: str) -> None:
     cache = make_entries(400, stored=100)
     cache._words[50:60] = np.uint64((1 << 40) - 1 << 24 | 2)
     cache._words[60:70] = np.uint64((1 << 24) - 1)
-    if happens == "a machine stops":
+    if event == "a machine stops":
         cache._head.dirty = 1
         assert size_of(cache) == (80, 160 * PAGE)
         assert disk_bytes(cache) <= 160 * PAGE
@@ -185,9 +185,9 @@ def test_bytes_allowed_follow_the_hit_rate() -> None:
     assert cache.totals()["bytes_allowed"] == limit // 16
     read(range(fit), 100)  # which needs more than a 16th of the limit
     assert cache.totals()["bytes_allowed"] == limit
-    before = cache.totals()["hits"]
+    hits_before = cache.totals()["hits"]
     read(range(fit), 1)
-    assert cache.totals()["hits"] - before == fit
+    assert cache.totals()["hits"] - hits_before == fit
 
 
 def test_bytes_allowed_stay_at_the_limit_if_all_samples_fit() -> None:
@@ -204,11 +204,11 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
     cache = make_entries(stored=2)
     write = cache_file_module._write
 
-    def full(fd: int, data: bytes, offset: int) -> None:
+    def write_half(fd: int, data: bytes, offset: int) -> None:
         write(fd, data[:4096], offset)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_file_module, "_write", full)
+    monkeypatch.setattr(cache_file_module, "_write", write_half)
     cache.put(3, content(3))
     assert (*size_of(cache), disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
     assert cache.totals()["bytes_allowed"] < 4 * PAGE
@@ -218,7 +218,7 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
     assert get(cache, 0) is None, "evicted to make room"
 
 
-PROGRAM = """
+KILLED_PUT = """
     import os, signal, sys
     from gpuload.datasets import cache_file as module
     from gpuload.datasets.cache_file import CacheLocation
@@ -242,7 +242,7 @@ PROGRAM = """
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
 def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_path: Path) -> None:
     cache = make_entries(folder=str(tmp_path), stored=10)
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), when], timeout=60)
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED_PUT), str(tmp_path), when], timeout=60)
     assert process.returncode == -9
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11

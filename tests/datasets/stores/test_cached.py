@@ -39,7 +39,7 @@ def test_load_or_build_reads_the_stored_index_the_next_time(index_cache: Path) -
     assert [path.suffix for path in index_cache.iterdir()] == [".index"]
 
 
-def test_load_or_build_builds_another_index_for_another_source(index_cache: Path) -> None:
+def test_load_or_build_builds_a_new_index_for_a_different_path_or_identity(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
     assert are_equal(load_or_build("/a", [2], lambda: build(4)), build(4)), "the identity changed"
     assert are_equal(load_or_build("/b", [1], lambda: build(5)), build(5))
@@ -52,17 +52,17 @@ def test_load_or_build_builds_a_damaged_index_again(index_cache: Path, damage: s
     load_or_build("/a", [1], build)
     (path,) = index_cache.iterdir()
     data = path.read_bytes()
-    at = data.index(bytes(range(64)))
-    changed = {
+    offset = data.index(bytes(range(64)))
+    damaged_data = {
         "cut off": data[:-1],
         "empty": b"",
         "identity": data.replace(b'["/a", [1]]', b'["/a", [7]]'),
         "directory": data[:-60] + bytes(20) + data[-40:],
         "length": data.replace(b"(1000,)", b"(9999,)"),
-        "swapped": data[:at] + data[at + 8 : at + 16] + data[at : at + 8] + data[at + 16 :],
+        "swapped": data[:offset] + data[offset + 8 : offset + 16] + data[offset : offset + 8] + data[offset + 16 :],
     }
-    assert changed[damage] != data
-    path.write_bytes(changed[damage])
+    assert damaged_data[damage] != data
+    path.write_bytes(damaged_data[damage])
     for identity in ([1], [7]):
         assert are_equal(load_or_build("/a", identity, lambda: build(7)), build(7))
     assert are_equal(load_or_build("/a", [7], fail_to_build), build(7))
@@ -72,7 +72,8 @@ def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(inde
     load_or_build("/a", [1], build)
     with pytest.raises(ZeroDivisionError):
         load_or_build("/a", [1], fail_to_build, is_fresh=lambda arrays: 1 / 0 > 0)
-    assert are_equal(load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
+    arrays = load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all())
+    assert are_equal(arrays, build(4))
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
@@ -82,13 +83,13 @@ def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, d
     data = path.read_bytes()
     if damage == "directory":
         size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its head
-        at = data.rindex(size + size)
-        changed = data[:at] + b"\xfe\xff\xff\x7f" * 2 + data[at + 8 :]
+        offset = data.rindex(size + size)
+        damaged_data = data[:offset] + b"\xfe\xff\xff\x7f" * 2 + data[offset + 8 :]
     else:
-        changed = data.replace(b"(1000000,), }   ", b"(1000000000,), }")
-    assert len(changed) == len(data)
-    assert changed != data
-    path.write_bytes(changed)
+        damaged_data = data.replace(b"(1000000,), }   ", b"(1000000000,), }")
+    assert len(damaged_data) == len(data)
+    assert damaged_data != data
+    path.write_bytes(damaged_data)
     tracemalloc.start()
     try:
         assert are_equal(load_or_build("/a", [1], lambda: build(7)), build(7))
@@ -128,7 +129,9 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "tmp"
 
 
-def test_cache_folder_without_home_is_a_temporary_one(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_without_home_is_in_the_temporary_folder(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = temporary_folder / f"gpuload-{os.getuid()}"
     for _ in range(2):
         assert are_equal(load_or_build("/a", [1], build), build())
@@ -141,7 +144,7 @@ def test_cache_folder_without_home_is_a_temporary_one(temporary_folder: Path, mo
 
 
 @pytest.mark.parametrize("obstacle", ["a link", "others may write", "a file", "no temporary folder", "another user's"])
-def test_cache_folder_refuses_a_shared_temporary_one(
+def test_cache_folder_refuses_a_temporary_folder_that_others_control(
     temporary_folder: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     path = temporary_folder / f"gpuload-{os.getuid()}"
@@ -160,7 +163,7 @@ def test_cache_folder_refuses_a_shared_temporary_one(
 
 
 def test_datasets_refuse_a_tilde_without_a_home(temporary_folder: Path) -> None:
-    for use in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
+    for call in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
         with pytest.raises(FileNotFoundError, match=r"^the home directory for '~/set' is unknown: HOME is not set, "):
-            use("~/set")
+            call("~/set")
     assert os.listdir() == []

@@ -76,7 +76,7 @@ def test_failure_of_file_not_found_follows_the_status_of_its_cause() -> None:
     assert failure_of(FileNotFoundError("x"), URL, 1).error_type is FileNotFoundError
 
 
-def test_failure_of_other_errors_quotes_them() -> None:
+def test_failure_of_an_unknown_error_quotes_it() -> None:
     failure = failure_of(RuntimeError("line one\nline two"), URL, 1)
     assert (failure.error_type, failure.is_transient) == (OSError, False)
     assert failure.message == "RuntimeError: line one line two"

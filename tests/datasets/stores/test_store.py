@@ -56,9 +56,9 @@ def test_store_checks_indices_before_opening() -> None:
 
 
 def test_stores_are_joined_by_plus() -> None:
-    both = Numbers() + Numbers()
-    assert (len(both), both[7]) == (10, (2, 1))
-    assert not is_deterministic(both), "the class is not one of gpuload's"
+    joined = Numbers() + Numbers()
+    assert (len(joined), joined[7]) == (10, (2, 1))
+    assert not is_deterministic(joined), "the class is not one of gpuload's"
 
 
 def test_import_optional_names_only_the_library_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -73,8 +73,8 @@ def test_tar_shards_getitems_reads_in_the_order_of_the_file(tmp_path: Path, read
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 2, 4), fields="cls")
     reads.clear()
     assert dataset.__getitems__([6, 2, 1, 5, 1, -1]) == [6, 2, 1, 5, 1, 7]
-    first, second = [offset for offset, _ in reads[:3]], [offset for offset, _ in reads[3:]]
-    assert (first, second) == (sorted(first), sorted(second))
+    first_shard, second_shard = [offset for offset, _ in reads[:3]], [offset for offset, _ in reads[3:]]
+    assert (first_shard, second_shard) == (sorted(first_shard), sorted(second_shard))
     assert dataset.__getitems__([]) == []
     assert (uses_getitems(dataset), is_deterministic(dataset), is_iterable(dataset)) == (True, True, False)
 
@@ -179,8 +179,8 @@ def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None
                np.full(2 * count, 20_000), np.tile([0, 1], count)]  # fmt: skip
     arrays = [column.astype(np.uint32) for column in columns]
     arrays[4] = arrays[4].astype(np.uint8)
-    head = HEAD.pack(MAGIC, 1, 1, count, 2 * count, 9 * count, len(names), 4, 4, 4, 4, 1, 0, 0)
-    parts = [head, *(array.tobytes() for array in arrays), b"000000001" * count, names]
+    header = HEAD.pack(MAGIC, 1, 1, count, 2 * count, 9 * count, len(names), 4, 4, 4, 4, 1, 0, 0)
+    parts = [header, *(array.tobytes() for array in arrays), b"000000001" * count, names]
     table = np.frombuffer(b"".join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     assert table.nbytes / count < 36
     tracemalloc.start()
@@ -221,10 +221,10 @@ def test_tar_shards_names_with_dots_or_absolute_paths_are_keys_and_open_nothing(
 
 
 def test_tar_shards_without_samples_are_refused(tmp_path: Path) -> None:
-    empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
+    empty, path = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
     with pytest.raises(ValueError, match=r"there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"):
         gl.TarShards(empty)
-    assert len(gl.TarShards([empty, plain, empty])) == 1
+    assert len(gl.TarShards([empty, path, empty])) == 1
 
 
 def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_will_need_advises_the_kernel_of_the_selected_fields(tmp_path: Path, mon
     path = archive(tmp_path / "x.tar", {"a.jpg": b"x" * 600, "a.cls": b"1", "a.txt": b"x" * 5000, "b.jpg": b"y" * 10})
     dataset, advised = gl.TarShards(path, fields=("jpg;none", "cls;txt;jpg")), []
     monkeypatch.setattr(
-        os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))
+        os, "posix_fadvise", lambda fd, *advice: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *advice))
     )
     dataset.will_need([1, 0])
     places = [(begin, nbytes) for _, begin, nbytes, _ in advised]
@@ -272,7 +272,7 @@ def test_will_need_advises_the_kernel_of_the_selected_fields(tmp_path: Path, mon
     assert data[places[0][0] : sum(places[0])] == b"y" * 10
     assert data[places[1][0] : sum(places[1])].startswith(b"x" * 600)
     assert data[: sum(places[1])].endswith(b"1")
-    assert {how for *_, how in advised} == {os.POSIX_FADV_WILLNEED}
+    assert {advice for *_, advice in advised} == {os.POSIX_FADV_WILLNEED}
     advised.clear()
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
         monkeypatch.setattr(dataset, "_uses_mmap", lambda mapped=mapped: mapped)
@@ -298,7 +298,7 @@ def test_json_fields_batch_as_lists_of_objects(tmp_path: Path, workers: int, fie
     for source in (dataset, gl.Cached(dataset, 1 << 20)):
         batches = gpuload_batches(source, 2, num_workers=workers, transforms=[T.Resize((8, 8))])
         values_of_batches = [batch["json"] if fields is None else batch[1] for batch in batches]
-        assert values_of_batches == [values[at : at + 2] for at in range(0, len(values), 2)]
+        assert values_of_batches == [values[start : start + 2] for start in range(0, len(values), 2)]
         kinds = {type(value) for batch in values_of_batches for value in batch}
         assert kinds == {dict, list, int, str, type(None)}, "not classes of gpuload"
 
