@@ -21,9 +21,9 @@ def run(samples, *, batch_size=4, drop_last=False, place=None, broken=(), rank=0
         worker = spec.iterable.worker
         requested = spec.indices.tolist()
         read = [number for number in requested if number < samples[worker]]
-        last = IterablePlace(requested[0] + len(read), len(read) < len(requested))
-        empty = all((worker, number) in broken for number in read)
-        due_spec = come_due(spec, len(read), empty, [last])
+        place_after = IterablePlace(requested[0] + len(read), len(read) < len(requested))
+        is_empty = all((worker, number) in broken for number in read)
+        due_spec = come_due(spec, len(read), is_empty, [place_after])
         if due_spec is not None:
             batches.append((due_spec.step, due_spec.positions.tolist(), due_spec.after))
         if len(batches) == stop:

@@ -12,7 +12,7 @@ from gpuload.packing.samples import CHUNK, read_samples
 COUNT = 5 * CHUNK + 3
 
 
-class Numbers:
+class RecordingDataset:
     def __init__(self) -> None:
         self.keys: list[int] = []
         self.announced: list[int] = []
@@ -27,13 +27,13 @@ class Numbers:
         self.announced += indices
 
 
-class Blocks(Numbers):
+class BatchedRecordingDataset(RecordingDataset):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize("kind", [Numbers, Blocks])
-def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: type[Numbers]) -> None:
+@pytest.mark.parametrize("kind", [RecordingDataset, BatchedRecordingDataset])
+def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: type[RecordingDataset]) -> None:
     dataset = kind()
     samples = dict(read_samples(dataset, range(2, COUNT)))
     assert list(samples) == list(range(2, COUNT))
@@ -44,20 +44,20 @@ def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: ty
 
 
 def test_read_samples_raises_errors_that_are_not_about_a_sample() -> None:
-    class Broken(Numbers):
+    class BrokenDataset(RecordingDataset):
         def __getitem__(self, index: int) -> int:
             raise RuntimeError("a mistake")
 
     with pytest.raises(RuntimeError, match="a mistake"):
-        dict(read_samples(Broken(), range(3)))
+        dict(read_samples(BrokenDataset(), range(3)))
 
 
 def test_read_samples_does_not_seed_the_dataset() -> None:
-    class Draws(Numbers):
+    class RandomDataset(RecordingDataset):
         def __getitem__(self, index: int) -> float:
             return random.random()
 
     random.seed(5)
     expected = [random.random() for _ in range(3)]
     random.seed(5)
-    assert [sample for _, sample in read_samples(Draws(), range(3))] == expected
+    assert [sample for _, sample in read_samples(RandomDataset(), range(3))] == expected

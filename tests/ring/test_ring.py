@@ -66,9 +66,9 @@ def resident_bytes(ring: Ring) -> int:
 def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
     slot = ring.acquire(100)
     ring.view(slot)[:3] = (1, 2, 3)
-    other = map_ring(ring.fd, ring.ring_bytes)
-    assert other[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
-    other.close()
+    second_mapping = map_ring(ring.fd, ring.ring_bytes)
+    assert second_mapping[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
+    second_mapping.close()
 
 
 def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
@@ -112,9 +112,9 @@ def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: Wor
     slot = ring.acquire(1 << 20)
     ring.view(slot)[: 1 << 19] = 1  # the other half was never written
     worker_ring.populate(slot, 1 << 20)
-    before = page_faults()
+    faults_before = page_faults()
     worker_ring.view(slot)[::PAGE] = 2
-    assert page_faults() - before < (1 << 20) / PAGE / 8
+    assert page_faults() - faults_before < (1 << 20) / PAGE / 8
     assert (ring.view(slot)[::PAGE] == 2).all()
 
 
@@ -151,7 +151,7 @@ def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worke
     assert ring.view(slot)[:1000].tolist() == [3] * 1000
 
 
-def test_populate_raises_other_errors(worker_ring: WorkerRing, fake_mapping: FakeMapping):
+def test_populate_raises_errors_that_do_not_mean_unsupported(worker_ring: WorkerRing, fake_mapping: FakeMapping):
     fake_mapping.error = OSError(errno.EPERM, "not permitted")
     with pytest.raises(PermissionError, match="not permitted"):
         worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
@@ -174,7 +174,7 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
             ring.release(used.pop(rng.integers(len(used))))
         elif (slot := ring.acquire(int(rng.integers(1, 1 << 20)))) is not None:
             used.append(slot)
-        spans = sorted((s.offset, s.offset + s.capacity_bytes) for s in used)
+        spans = sorted((used_slot.offset, used_slot.offset + used_slot.capacity_bytes) for used_slot in used)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert all(end <= ring.ring_bytes for _, end in spans)
         assert ring.slot_bytes <= ring.ring_bytes
@@ -216,17 +216,17 @@ def test_on_new_and_on_retire_are_called_once_for_each_slot():
 
 
 def test_close_frees_descriptor_and_mapping():
-    def mapped():
+    def count_mappings():
         return Path("/proc/self/maps").read_text().count("gpuload-ring")
 
     gc.collect()  # frees descriptors of earlier tests
-    before, mapped_before = descriptors(), mapped()
+    descriptors_before, mappings_before = descriptors(), count_mappings()
     ring = Ring(1 << 20)
     ring.release(ring.acquire(10))
     ring.close()
     ring.close()
-    assert descriptors() <= before
-    assert mapped() == mapped_before
+    assert descriptors() <= descriptors_before
+    assert count_mappings() == mappings_before
 
 
 def test_a_forked_child_neither_maps_the_ring_nor_frees_its_pages(ring: Ring):
@@ -276,9 +276,9 @@ def test_acquire_without_memory_left_returns_none_until_a_slot_is_released(machi
 
 
 def test_slots_that_are_not_yet_written_count_against_the_memory_limit(machine: Machine):
-    first = machine.ring.acquire(4 << 20)
+    slot = machine.ring.acquire(4 << 20)
     assert machine.ring.acquire(6 << 20) is None
-    assert machine.ring.slot_bytes == first.capacity_bytes
+    assert machine.ring.slot_bytes == slot.capacity_bytes
     assert machine.ring.acquire(4 << 20) is not None
 
 
@@ -397,40 +397,40 @@ def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine
 
 
 def test_on_collected_calls_once_with_its_arguments():
-    called, array = [], np.zeros(3)
-    on_collected(array, called.append, 1)
-    on_collected(array, called.append, 2)
-    assert called == []
+    calls, array = [], np.zeros(3)
+    on_collected(array, calls.append, 1)
+    on_collected(array, calls.append, 2)
+    assert calls == []
     del array
-    assert sorted(called) == [1, 2]
+    assert sorted(calls) == [1, 2]
 
 
 def test_on_collected_can_be_canceled():
-    called, arrays = [], [np.zeros(3), np.zeros(3)]
-    cancels = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
+    calls, arrays = [], [np.zeros(3), np.zeros(3)]
+    cancels = [on_collected(array, calls.append, number) for number, array in enumerate(arrays)]
     cancels[0]()
     cancels[0]()
     arrays.clear()
-    assert called == [1]
+    assert calls == [1]
     cancels[1]()  # has no effect after the call
 
 
 def test_on_collected_keeps_no_entry_of_collected_objects():
     gc.collect()  # objects of earlier tests would leave the list meanwhile
-    before = len(ring_module._watched)
+    watched_before = len(ring_module._watched)
     for _ in range(100):
         on_collected(np.zeros(3), list)
     gc.collect()
-    assert len(ring_module._watched) == before
+    assert len(ring_module._watched) == watched_before
 
 
 def test_on_collected_calls_nothing_once_the_interpreter_exits():
-    called, array, watched = [], np.zeros(3), dict(ring_module._watched)
-    on_collected(array, called.append, 1)
+    calls, array, watched = [], np.zeros(3), dict(ring_module._watched)
+    on_collected(array, calls.append, 1)
     ring_module._watched.clear()  # as at exit
     ring_module._watched.update(watched)
     del array
-    assert called == []
+    assert calls == []
 
 
 # -- CPU affinity -----------------------------------------------------------------------------------------------------
@@ -477,12 +477,12 @@ def test_move_processes_moves_all_threads_of_a_process():
 
 @needs_two_cpus
 def test_on_new_is_called_on_the_cpus_near_the_ring():
-    seen = []
+    calls = []
     ring = Ring(1 << 20, near=LAST_CPU)
-    ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))
+    ring.on_new = lambda slot: calls.append((threading.get_ident(), os.sched_getaffinity(0)))
     slot = ring.acquire(1 << 16)
     ring.release(slot)
     ring.acquire(1 << 16)  # the same slot again
-    assert seen == [(threading.get_ident(), LAST_CPU)]
+    assert calls == [(threading.get_ident(), LAST_CPU)]
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
     ring.close()
