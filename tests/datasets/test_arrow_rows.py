@@ -98,7 +98,7 @@ def with_types(value: Any) -> Any:
 
 
 def assert_equal_copy(rows: Any, *, with_pyarrow_alone: bool = True) -> Any:
-    """Check that a copy has the samples that `datasets` reads in the main process, and return the copy."""
+    """Check that a worker's copy has the samples that `datasets` reads in this process, and return the copy."""
     wrapped = gl.wrap(rows)
     copied = pickle_and_unpickle(wrapped)
     assert is_read_by_datasets(copied) is not with_pyarrow_alone
@@ -240,14 +240,15 @@ def test_rows_name_an_image_that_is_not_on_this_machine(hf: ModuleType, tmp_path
 
 
 def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: ModuleType, tmp_path: Path) -> None:
-    sizes = []
+    stream_bytes = []
     for count in (10, 2000):
         rows = write_rows(make_rows(hf, count), tmp_path / f"{count:04}.arrow", batch=5).select(range(3, count - 3))
         stream, buffers = pickled(gl.wrap(rows))
-        sizes.append(len(stream))
+        stream_bytes.append(len(stream))
         assert buffers == []
-    assert sizes[1] - sizes[0] < 20
-    assert sizes[1] < 6000
+    few_rows, many_rows = stream_bytes
+    assert many_rows - few_rows < 20
+    assert many_rows < 6000
 
 
 def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -> None:
@@ -255,7 +256,7 @@ def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -
     for selection in (rows, rows.select(range(500, 510))):
         stream, buffers = pickled(gl.wrap(selection))
         assert len(stream) < 8000
-        assert sum(buffer.raw().nbytes for buffer in buffers) < len(selection) * 2200
+        assert sum(buffer.raw().nbytes for buffer in buffers) < len(selection) * 2200  # little more than an image
         assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(selection)[3])
 
 
@@ -279,7 +280,7 @@ def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Pa
 @pytest.mark.processes
 @lacking.needs("pyarrow")
 def test_mapped_table_opens_a_compressed_file_without_threads(tmp_path: Path) -> None:
-    """Workers are forked from the process that opens it."""
+    """Workers are forked from the process that opens the file, and threads do not survive a fork."""
     code = f"""
 from gpuload.datasets.arrow_rows import MappedTable
 from gpuload.datasets.file_id import FileId

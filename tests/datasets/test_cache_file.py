@@ -35,7 +35,6 @@ def get(cache: Entries, number: int) -> bytes | None:
 
 @pytest.fixture
 def read_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of bytes that were read."""
     sizes, pread = [], os.pread
     monkeypatch.setattr(os, "pread", lambda fd, nbytes, offset: sizes.append(nbytes) or pread(fd, nbytes, offset))
     return sizes
@@ -82,7 +81,7 @@ def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
 
 def test_get_of_a_damaged_entry_returns_none() -> None:
     cache = make_entries()
-    for byte in (0, 16, 24, 32, 40, 4000, 5030):
+    for byte in (0, 16, 24, 32, 40, 4000, 5030):  # in each field of the header, and in the content
         cache.put(5, content(5))
         page = int(cache._words[5]) >> 24
         offset = cache._location.data_at + page * PAGE + byte
@@ -91,6 +90,7 @@ def test_get_of_a_damaged_entry_returns_none() -> None:
         assert cache.totals()["entries"] == 0
 
 
+# A word of the table is the entry's first page × 2**24 + its number of pages.
 @pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
 def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int, read_sizes: list[int]) -> None:
     cache = make_entries(limit=1 << 50, stored=10)
@@ -106,14 +106,15 @@ def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int
 def test_first_process_after_a_reboot_frees_lost_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_rebooted: bool
 ) -> None:
-    """After a crash of the machine, half of an entry may be on the disk."""
+    """After a crash of the machine, the disk may hold an entry only in part."""
     cache = make_entries(folder=str(tmp_path), stored=4)
     cache._words[2] = 0
     del cache
     if has_rebooted:
         monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
     cache = make_entries(folder=str(tmp_path))
-    assert size_of(cache) == ((3, 6 * PAGE) if has_rebooted else (4, 8 * PAGE)), "the table is read only after a reboot"
+    expected = (3, 6 * PAGE) if has_rebooted else (4, 8 * PAGE)  # the table is read only after a reboot
+    assert size_of(cache) == expected
     assert disk_bytes(cache) <= size_of(cache)[1] + PAGE
     assert get(cache, 3) == content(3)
 
@@ -215,7 +216,7 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     cache.put(3, content(3))
     assert get(cache, 3) is not None
-    assert get(cache, 0) is None, "evicted to make room"
+    assert get(cache, 0) is None, "sample 0 must have been evicted to make room"
 
 
 KILLED_PUT = """
@@ -243,7 +244,7 @@ KILLED_PUT = """
 def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_path: Path) -> None:
     cache = make_entries(folder=str(tmp_path), stored=10)
     process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED_PUT), str(tmp_path), when], timeout=60)
-    assert process.returncode == -9
+    assert process.returncode == -9  # SIGKILL
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
     assert size_of(cache) == (expected, expected * 2 * PAGE)

@@ -38,8 +38,6 @@ SETTLED_S = cached_module.SETTLED_NS / 1e9
 
 
 class RecordingDataset(Held):
-    """A dataset that records the indices of each request."""
-
     def __init__(self) -> None:
         super().__init__(jpegs(), LABELS)
         self.requests: list[list[int]] = []

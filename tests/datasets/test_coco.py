@@ -450,8 +450,7 @@ def test_coco_arguments_targets_and_crowds_select_the_targets(make_coco: MakeCoc
     annotations = annotation_file()["annotations"]
     assert target_at(raw, 1) == [annotation for annotation in annotations if annotation["image_id"] == 3]
     index_of_11 = sorted(FILE_IDS).index(11)
-    for crowds, count in ((True, 2), (False, 1)):
-        assert len(target_at(make_coco(crowds=crowds), index_of_11)["labels"]) == count
+    assert [len(target_at(make_coco(crowds=crowds), index_of_11)["labels"]) for crowds in (True, False)] == [2, 1]
     with pytest.raises(ValueError, match=r"targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"):
         make_coco(targets=("boxes",))
 

@@ -81,7 +81,7 @@ def test_identify_returns_any_file_for_memory_that_maps_none(tmp_path: Path) -> 
 
 
 def test_identify_recognizes_a_mapping_with_another_inode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is so on overlayfs and btrfs."""
+    """On overlayfs and btrfs, /proc/self/maps lists inodes that differ from those of os.stat."""
     path = tmp_path / "a"
     array, address = map_file(path)
     find = FileMappings.find

@@ -77,12 +77,12 @@ def test_read_file_refuses_a_huge_sparse_file_without_reading_it(tmp_path):
     text = f"{str(path)!r}: not an image that gpuload decodes: 900000000 bytes that start with b'\\x00"
     with pytest.raises(DecodeError, match=re.escape(text)):
         read_file(write_sparse(path, 900_000_000))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss_before_kib < 64 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss_before_kib < 64 << 10
 
 
 def test_size_limits_apply_inside_their_block(tmp_path):
     path = write_sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
-    with size_limits(17 << 20):
+    with size_limits(max_bytes=17 << 20):
         with size_limits(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
             read_file(path)
         assert len(read_file(path)) == 17 << 20
@@ -242,6 +242,6 @@ def test_was_read_is_false_for_pages_in_the_page_cache_and_true_once(tmp_path: P
             assert not (was_read and advice == os.POSIX_FADV_NORMAL)
     finally:
         os.close(descriptor)
-    assert not disk_reads.was_read(), "each read is reported once"
+    assert not disk_reads.was_read(), "a read must be reported only once"
     if not was_read:
         lacking.skip("a disk")

@@ -559,9 +559,7 @@ def test_folder_scan_is_repeated_for_different_extensions_or_kinds(cached_folder
 def test_folder_scan_of_a_recently_changed_folder_is_not_cached(cached_folder: Path, index_cache: Path) -> None:
     (cached_folder / "ant" / "3.jpg").touch()
     assert len(ImageFolder(cached_folder)) == 4
-    assert not index_cache.exists(), (
-        "the scan must not be cached: another file may be written within the same tick of the clock"
-    )
+    assert not index_cache.exists(), "a file that is written within the same tick of the clock would be missed"
 
 
 def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def jpeg(number: int) -> bytes:
 
 @pytest.fixture
 def rows(hf: ModuleType, tmp_path: Path) -> Any:
-    """Six rows with an image, the last one as a path, a label, and further images in a list and a dict."""
+    """Six rows, each with an image (in the last row, by its path), a label, and further images in a list and a dict."""
     features = hf.Features(
         {
             "image": hf.Image(),
@@ -93,9 +93,9 @@ def test_wrap_rows_batches_equal_images(hf: ModuleType, rows: Any, tmp_path: Pat
 
 
 def make_rotated_rows(hf: ModuleType, **columns: Any) -> Any:
-    """Make rows of a photograph that EXIF turns by a quarter, and a column for each pair of a feature and a value."""
+    """Make rows of an image with an EXIF rotation, and of further columns, each a pair of a feature and a value."""
     file, exif = io.BytesIO(), PILImage.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # orientation: a quarter turn
     PILImage.fromarray(smooth_image(20, 30, 1)).save(file, "JPEG", exif=exif)
     columns = {"image": (hf.Image(), {"bytes": file.getvalue(), "path": None})} | columns
     features = hf.Features({name: feature for name, (feature, _) in columns.items()})
@@ -259,7 +259,7 @@ def test_wrap_stream_yields_undecoded_images_once(stream: Any, workers: int) -> 
     with stream_loader(wrapped, num_workers=workers) as loader:
         batches = list(loader)
     assert sorted(labels_of(batches)) == [*range(STREAM_LENGTH)]
-    assert all(batch["image"].shape == (4, 1, 8, 8) for batch in batches)
+    assert {tuple(batch["image"].shape) for batch in batches} == {(4, 1, 8, 8)}
 
 
 @pytest.mark.usefixtures("warm")
@@ -278,7 +278,7 @@ def test_wrap_stream_skips_bad_images(hf: ModuleType, workers: int) -> None:
         assert sorted(error.source or "" for error in loader.errors)[-1] == "5.jpg"
 
 
-@pytest.mark.parametrize("world_size", [2, 4])  # that divides the shards, and that does not
+@pytest.mark.parametrize("world_size", [2, 4])  # 2 divides the six shards, 4 does not
 def test_wrap_stream_is_divided_among_ranks(stream: Any, world_size: int) -> None:
     labels = []
     for rank in range(world_size):
@@ -335,7 +335,7 @@ def test_wrap_stream_error_of_map_ends_the_epoch(stream: Any) -> None:
         return row
 
     wrapped = gl.wrap(stream.map(fail, features=stream.features))
-    assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() has decoded it"
+    assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() must have decoded the image"
     faults = gl.Faults(on_error="skip", max_error_rate=1)
     with stream_loader(wrapped, num_workers=0, faults=faults) as loader, pytest.raises(gl.SampleError, match="no more"):
         list(loader)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.generated_images import encode
+from helpers.map_datasets import BatchedMapDataset
 from helpers.matrix import matrix
 from helpers.patterns import exactly
 from PIL import Image
@@ -34,7 +35,6 @@ def multiply_label(sample):
 
 
 def add_random_numbers(sample):
-    """Return the image, and its label with random numbers of NumPy and Python."""
     image, label = sample
     return image, (label, np.random.random(), random.random())
 
@@ -163,39 +163,26 @@ def test_joined_datasets_follow_each_other_and_need_no_torch(tmp_path: Path) -> 
     assert repr(joined) == f"{first!r} + {second!r}"
     assert (is_deterministic(joined), is_deterministic(all_three)) == (True, False), "samples of a list may be random"
     program = "import sys; sys.modules['torch'] = None; import pickle; print(len(pickle.load(sys.stdin.buffer)))"
-    process = subprocess.run(
-        [sys.executable, "-c", program], input=pickle.dumps(joined), capture_output=True, check=True
-    )
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, input=pickle.dumps(joined), capture_output=True, check=True)
     assert process.stdout.split() == [b"5"]
 
 
-class RecordingDataset:
-    """A dataset that records the indices of each request."""
-
+class NamedSamples(BatchedMapDataset):
     def __init__(self, name: str, count: int, block_bounds: list[int] | None = None) -> None:
-        self.name, self.count, self.block_bounds = name, count, block_bounds
-        self.requests: list[list[int]] = []
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> str:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[str]:
-        self.requests.append(indices)
-        return [f"{self.name}{index}" for index in indices]
+        super().__init__(lambda index: f"{name}{index}", count)
+        self.block_bounds = block_bounds
 
     def blocks(self) -> list[int] | None:
         return self.block_bounds
 
 
 def test_joined_getitems_requests_the_samples_of_each_dataset_at_once(tmp_path: Path) -> None:
-    first, second = RecordingDataset("a", 4), RecordingDataset("b", 5)
+    first, second = NamedSamples("a", 4), NamedSamples("b", 5)
     folder = make_folder(tmp_path, "ant/1.jpg", "bee/2.jpg")
     joined = Joined([first, folder, second])
     assert joined.__getitems__([8, 0, 5, 10, -1, 3]) == ["b2", "a0", folder[1], "b4", "b4", "a3"]
-    assert (first.requests, second.requests) == ([[0, 3]], [[2, 4, 4]])
+    assert (first.calls, second.calls) == ([[0, 3]], [[2, 4, 4]])
     assert uses_getitems(joined)
     assert not uses_getitems(Joined([folder, folder])), "folders have no __getitems__, which could read at once"
     assert not uses_getitems(Joined([first, [1, 2]])), "samples of a user's own dataset are seeded one by one"
@@ -204,9 +191,9 @@ def test_joined_getitems_requests_the_samples_of_each_dataset_at_once(tmp_path: 
 
 
 def test_joined_blocks_are_the_blocks_of_its_datasets_shifted_by_their_starts() -> None:
-    without_blocks = RecordingDataset("c", 3)
+    without_blocks = NamedSamples("c", 3)
     assert Joined([without_blocks, without_blocks]).blocks() is None
-    joined = Joined([RecordingDataset("a", 7, [0, 4, 7]), without_blocks, RecordingDataset("b", 5, [0, 5])])
+    joined = Joined([NamedSamples("a", 7, [0, 4, 7]), without_blocks, NamedSamples("b", 5, [0, 5])])
     # A dataset without blocks has one block for each of its three samples.
     assert np.unique(joined.blocks()).tolist() == [0, 4, 7, 8, 9, 10, 15]
 

@@ -1,4 +1,4 @@
-"""`find_leaves` and warnings of Loader: which leaves of a sample are images, and which may be masks or boxes."""
+"""`find_leaves`, which finds the images in a sample, and the Loader's warnings of leaves that may be masks or boxes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Labelled = namedtuple("Labelled", ["label", "mask"])
 def image_leaves(sample, *, plain: bool = False) -> list[int]:
     leaves = []
     structure = flatten(sample, leaves)
-    return list(find_leaves(structure, leaves, plain=plain)[0])
+    images, _ = find_leaves(structure, leaves, plain=plain)
+    return list(images)
 
 
 FLOATS = torch.zeros(3, 20, 30)
@@ -150,7 +151,6 @@ def pillow_image(mode: str) -> PILImage.Image:
 
 
 def warnings_of(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
-    """Return the warnings of some epochs."""
     options = {"num_workers": 0, "device": "cpu", "ragged": "list", **options}
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -160,7 +160,7 @@ def warnings_of(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
         for _ in range(epochs):
             for _ in loader:
                 pass
-    assert all(warning.category is RuntimeWarning and warning.filename == __file__ for warning in caught)
+    assert {(warning.category, warning.filename) for warning in caught} <= {(RuntimeWarning, __file__)}
     return [str(warning.message) for warning in caught]
 
 

@@ -61,7 +61,7 @@ def test_paths_repr_shows_count_and_root() -> None:
 
 def imagenet_names(classes: int, images_per_class: int) -> Iterator[bytes]:
     for label in range(classes):
-        wnid = b"n%08d" % (1440764 + 7919 * label)
+        wnid = b"n%08d" % (1440764 + 7919 * label)  # spread like WordNet IDs
         for number in range(images_per_class):
             yield b"%s/%s_%d.JPEG" % (wnid, wnid, 7 * number)
 

@@ -133,7 +133,7 @@ def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleT
 
         labels_before = assert_equal_epochs()
         pids = loader._session.engine.pids
-        assert not any(map(has_torch, pids))
+        assert [pid for pid in pids if has_torch(pid)] == []
         images.samples.reverse()
         assert assert_equal_epochs() != labels_before
         images.samples = [(path, 5) for path, _ in images.samples]

@@ -25,26 +25,26 @@ def fail_to_build() -> dict[str, np.ndarray]:
     raise AssertionError("built again")
 
 
-def are_equal(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return arrays.keys() == expected.keys() and all(
-        values.dtype == expected[name].dtype and np.array_equal(values, expected[name])
-        for name, values in arrays.items()
-    )
+def check_arrays(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert arrays.keys() == expected.keys()
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(values, expected[name], name)
+        assert values.dtype == expected[name].dtype, name
 
 
 def test_load_or_build_reads_the_stored_index_the_next_time(index_cache: Path) -> None:
-    assert are_equal(load_or_build("/a", [1, "x", None], build), build())
-    assert are_equal(load_or_build("/a", (1, "x", None), fail_to_build), build())
+    check_arrays(load_or_build("/a", [1, "x", None], build), build())
+    check_arrays(load_or_build("/a", (1, "x", None), fail_to_build), build())
     assert os.stat(index_cache).st_mode & 0o777 == 0o700
     assert [path.suffix for path in index_cache.iterdir()] == [".index"]
 
 
 def test_load_or_build_builds_a_new_index_for_a_different_path_or_identity(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
-    assert are_equal(load_or_build("/a", [2], lambda: build(4)), build(4)), "the identity changed"
-    assert are_equal(load_or_build("/b", [1], lambda: build(5)), build(5))
-    assert are_equal(load_or_build("/a", [2], fail_to_build), build(4))
-    assert len(list(index_cache.iterdir())) == 2, "an index replaces the earlier one of the same path"
+    check_arrays(load_or_build("/a", [2], lambda: build(4)), build(4))
+    check_arrays(load_or_build("/b", [1], lambda: build(5)), build(5))
+    check_arrays(load_or_build("/a", [2], fail_to_build), build(4))
+    assert len(list(index_cache.iterdir())) == 2, "an index must replace the earlier index of the same path"
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "identity", "directory", "length", "swapped"])
@@ -64,8 +64,8 @@ def test_load_or_build_builds_a_damaged_index_again(index_cache: Path, damage: s
     assert damaged_data[damage] != data
     path.write_bytes(damaged_data[damage])
     for identity in ([1], [7]):
-        assert are_equal(load_or_build("/a", identity, lambda: build(7)), build(7))
-    assert are_equal(load_or_build("/a", [7], fail_to_build), build(7))
+        check_arrays(load_or_build("/a", identity, lambda: build(7)), build(7))
+    check_arrays(load_or_build("/a", [7], fail_to_build), build(7))
 
 
 def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(index_cache: Path) -> None:
@@ -73,7 +73,7 @@ def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(inde
     with pytest.raises(ZeroDivisionError):
         load_or_build("/a", [1], fail_to_build, is_fresh=lambda arrays: 1 / 0 > 0)
     arrays = load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all())
-    assert are_equal(arrays, build(4))
+    check_arrays(arrays, build(4))
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
@@ -92,7 +92,7 @@ def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, d
     path.write_bytes(damaged_data)
     tracemalloc.start()
     try:
-        assert are_equal(load_or_build("/a", [1], lambda: build(7)), build(7))
+        check_arrays(load_or_build("/a", [1], lambda: build(7)), build(7))
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -104,7 +104,7 @@ def test_load_or_build_does_not_store_small_indices(index_cache: Path, monkeypat
     assert not index_cache.exists()
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
     index_cache.write_text("a file where the folder should be")
-    assert are_equal(load_or_build("/a", [1], build), build())
+    check_arrays(load_or_build("/a", [1], build), build())
 
 
 def test_cache_folder_follows_xdg_cache_home_and_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_cache_folder_without_home_is_in_the_temporary_folder(
 ) -> None:
     expected = temporary_folder / f"gpuload-{os.getuid()}"
     for _ in range(2):
-        assert are_equal(load_or_build("/a", [1], build), build())
+        check_arrays(load_or_build("/a", [1], build), build())
         assert cache_folder() == str(expected)
     assert expected.stat().st_mode & 0o777 == 0o700
     assert len(list(expected.iterdir())) == 1
@@ -158,7 +158,7 @@ def test_cache_folder_refuses_a_temporary_folder_that_others_control(
     make[obstacle]()
     (temporary_folder / "gpuload--1").mkdir()
     assert cache_folder() == cached_module.NOWHERE
-    assert are_equal(load_or_build("/a", [1], build), build())
+    check_arrays(load_or_build("/a", [1], build), build())
     assert os.listdir() == []
 
 

@@ -210,9 +210,7 @@ def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monke
         cached = FileList(folder / "list.csv")
     assert cached.paths == first.paths
     assert (cached.labels.tolist(), cached.classes) == ([1, 0], ["cat", "dog"])
-    assert FileList(folder / "list.csv", target=None).labels is None, (
-        "the cached targets must not be used without target="
-    )
+    assert FileList(folder / "list.csv", target=None).labels is None, "cached targets were used"
     assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "a changed file must be read again"
 
 
@@ -292,7 +290,6 @@ def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
 
 
 def make_tables() -> dict[str, Any]:
-    """Make the same table with pandas and with pyarrow."""
     import pandas
     import pyarrow
 

@@ -272,10 +272,7 @@ def test_hdf5_refuses_samples_and_chunks_beyond_max_bytes(
     assert path.stat().st_size < 10_000
     dataset = HDF5(path, target=None)
     message = starting(f"{str(path)!r}: a sample or chunk of '/images' takes {nbytes} bytes")
-    with (
-        size_limits(max_bytes=(1 << 30) - 1),
-        pytest.raises(gl.DecodeError, match=f"{message}.*more than max_bytes=1,073"),
-    ):
+    with size_limits((1 << 30) - 1), pytest.raises(gl.DecodeError, match=f"{message}.*more than max_bytes=1,073"):
         dataset[0]
 
 

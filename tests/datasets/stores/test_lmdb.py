@@ -126,7 +126,7 @@ def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) ->
         assert writer.stdout is not None
         assert writer.stdout.readline() == "written\n"
         dataset = LMDB(tmp_path)
-        assert dataset[3].data == jpegs()[3], "the transaction is not committed"
+        assert dataset[3].data == jpegs()[3], "an uncommitted transaction must not be visible"
         writer.stdin.write("\n")
         writer.stdin.flush()
         assert writer.stdout.readline() == "committed\n"
@@ -138,7 +138,7 @@ def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) ->
         for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
             with pytest.raises(gl.DecodeError, match=exactly(message)):
                 reader[5]
-        assert LMDB(tmp_path)[3].data == b"new", "a new dataset reads the new value"
+        assert LMDB(tmp_path)[3].data == b"new", "a new dataset must read the new value"
         writer.stdin.write("\n")
 
 
@@ -173,7 +173,7 @@ def test_lmdb_pickles_without_its_descriptor(tmp_path: Path) -> None:
     assert open_below(tmp_path) == 1
     copy = pickle.loads(pickle.dumps(dataset))
     second = LMDB(tmp_path)
-    assert second[2].data == copy[2].data == jpegs()[2], "a file is opened once in a process, so they share it"
+    assert second[2].data == copy[2].data == jpegs()[2], "a process opens a file once, so the datasets share it"
     assert open_below(tmp_path) == 1
     for each in (dataset, copy, second):
         each.close()
@@ -214,13 +214,14 @@ def test_lmdb_errors_about_damaged_pages_name_the_file(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
     valid = path.read_bytes()
     content = bytearray(valid)
+    # Of the two meta pages, the one with the later transaction ID, which is in bytes 144 … 151.
     meta = max((0, 4096), key=lambda page: content[page + 144 : page + 152][::-1])
     content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root is beyond the last page
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} cannot be read: .*MDB_PAGE_NOTFOUND"):
         LMDB(tmp_path)
     content = bytearray(valid)
-    kind_offsets = range(2 * 4096 + 10, len(content), 4096)  # the kind of each page; 2 means keys
+    kind_offsets = range(2 * 4096 + 10, len(content), 4096)  # of each page's kind; 2 means keys
     for offset in [offset for offset in kind_offsets if content[offset] == 2][1:]:
         content[offset] = 0
     path.write_bytes(content)

@@ -29,7 +29,7 @@ def is_mapped(path: Path) -> bool:
 
 def test_read_at_of_a_truncated_mapped_file_does_not_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
-    path.write_bytes(data := bytes(range(256)) * 64)
+    path.write_bytes(data := bytes(range(256)) * 64)  # 16,384 bytes
     pread = os.pread
     assert OpenFile(str(path)).read_at(300, 9000) == data[300:9300]
     assert not is_mapped(path)

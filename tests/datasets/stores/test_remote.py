@@ -86,12 +86,10 @@ def test_client_and_file_system_of_a_host_are_shared_by_threads(monkeypatch: pyt
         with contextlib.suppress(threading.BrokenBarrierError):
             barriers[kind].wait(0.1)
 
-    original_init, original_open = Client.__init__, remote_module._open_file_system
+    original_init, open_system = Client.__init__, remote_module._open_file_system
+    monkeypatch.setattr(Client, "__init__", lambda *args: record_and_wait("client") or original_init(*args))
     monkeypatch.setattr(
-        Client, "__init__", lambda self, remote: (record_and_wait("client"), original_init(self, remote))[1]
-    )
-    monkeypatch.setattr(
-        remote_module, "_open_file_system", lambda *arguments: (record_and_wait("system"), original_open(*arguments))[1]
+        remote_module, "_open_file_system", lambda *args: record_and_wait("system") or open_system(*args)
     )
     remote = Remote()
     with ThreadPoolExecutor(8) as pool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuload.datasets.stores import remote_cache as remote_cache_module
-from gpuload.datasets.stores.remote_cache import DiskCache
+from gpuload.datasets.stores.remote_cache import HEADER, DiskCache
 
 
 def cached_files(folder: Path) -> list[Path]:
@@ -28,17 +28,17 @@ def test_disk_cache_returns_what_was_put(tmp_path: Path) -> None:
 def test_disk_cache_evicts_the_least_recently_used_and_obeys_the_limit(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 10_000)
     for number in range(40):
-        cache.put(str(number), bytes(980))
+        cache.put(str(number), bytes(1000 - HEADER.size))
         for path in cached_files(tmp_path):  # make each file 100 seconds older
             os.utime(path, (path.stat().st_mtime - 100,) * 2)
-        cache.get("0")  # is used in each step
+        cache.get("0")  # so that file 0 is always the most recently used
         assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 10_000
     stored = [number for number in range(40) if cache.get(str(number)) is not None]
     assert stored[0] == 0
     assert stored[1:] == list(range(41 - len(stored), 40))
     assert len(stored) >= 8
     cache.put("large", bytes(20_000))
-    assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 20_020
+    assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 20_000 + HEADER.size
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_disk_cache_does_not_evict_a_recent_draft(tmp_path: Path) -> None:
     (file,) = cached_files(tmp_path)
     draft = file.with_name(f"{file.name}.0123{remote_cache_module.DRAFT}")
     draft.write_bytes(bytes(1000))
-    os.utime(draft, (file.stat().st_mtime - 100,) * 2)  # the least recently used one, if it were a file
+    os.utime(draft, (file.stat().st_mtime - 100,) * 2)  # older than any file
     cache.put("new", bytes(3000))
     assert draft.exists()
     assert cache.get("old") is None
@@ -104,7 +104,7 @@ def test_disk_cache_counts_again_after_its_total_is_damaged(tmp_path: Path) -> N
     (tmp_path / "used").write_bytes(b"abc")  # damaged
     cache.put("b", bytes(1000))
     assert cache.get("a") is not None
-    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * 1020
+    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * (HEADER.size + 1000)
 
 
 def test_disk_cache_on_a_full_disk_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

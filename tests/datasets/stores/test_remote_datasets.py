@@ -49,9 +49,7 @@ def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "m.csv").write_text(
         "path,label\n" + "".join(f"{name},{label}\n" for name, label in zip(names, LABELS, strict=True))
     )
-    images = [
-        {"id": n, "file_name": name.removeprefix("img/"), "height": 24, "width": 32} for n, name in enumerate(names)
-    ]
+    images = [{"id": n, "file_name": name[len("img/") :], "height": 24, "width": 32} for n, name in enumerate(names)]
     boxes = [{"id": 1, "image_id": 3, "bbox": [1, 2, 10, 12], "category_id": 1, "area": 3, "iscrowd": 0}]
     annotation_file = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
     (root / "c.json").write_text(json.dumps(annotation_file))

@@ -30,8 +30,7 @@ FIELDS = ("jpg", "cls")
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Offset and bytes of each read."""
-    spans: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []  # offset and bytes of each read
     read_at = OpenFile.read_at
     monkeypatch.setattr(OpenFile, "read_at", lambda self, *span: spans.append(span) or read_at(self, *span))
     return spans
@@ -64,7 +63,7 @@ def test_tar_shards_read_only_the_selected_fields(tmp_path: Path, reads: list) -
     path = archive(tmp_path / "x.tar", files)
     dataset = gl.TarShards(path, fields=("x", "jpg"))
     reads.clear()
-    image, x = dataset[0][::-1]
+    x, image = dataset[0]
     assert (image.data, x) == (b"\1" * 9, b"\1" * 7)
     assert [nbytes for _, nbytes in reads] == [9, 7]
 
@@ -179,7 +178,9 @@ def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None
                np.full(2 * count, 20_000), np.tile([0, 1], count)]  # fmt: skip
     arrays = [column.astype(np.uint32) for column in columns]
     arrays[4] = arrays[4].astype(np.uint8)
-    header = HEAD.pack(MAGIC, 1, 1, count, 2 * count, 9 * count, len(names), 4, 4, 4, 4, 1, 0, 0)
+    size, mtime_ns, column_bytes, checksum, skipped_files = 1, 1, (4, 4, 4, 4, 1), 0, 0
+    lengths = (count, 2 * count, 9 * count, len(names))  # samples, members, and bytes of the keys and of the names
+    header = HEAD.pack(MAGIC, size, mtime_ns, *lengths, *column_bytes, checksum, skipped_files)
     parts = [header, *(array.tobytes() for array in arrays), b"000000001" * count, names]
     table = np.frombuffer(b"".join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     assert table.nbytes / count < 36
@@ -238,7 +239,7 @@ def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
     os.truncate(path, 1000)
     with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: the"):
         dataset[1]
-    assert dataset[0] == 1, "the file is open, and its beginning remains"
+    assert dataset[0] == 1, "the beginning of the open file must still be readable"
     os.truncate(path, 600)
     copy = pickle.loads(pickle.dumps(dataset))
     with pytest.raises(ValueError, match=r"it had 10,240 bytes, and now has 600\); create the dataset again"):
@@ -267,17 +268,17 @@ def test_will_need_advises_the_kernel_of_the_selected_fields(tmp_path: Path, mon
         os, "posix_fadvise", lambda fd, *advice: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *advice))
     )
     dataset.will_need([1, 0])
-    places = [(begin, nbytes) for _, begin, nbytes, _ in advised]
     data = path.read_bytes()
-    assert data[places[0][0] : sum(places[0])] == b"y" * 10
-    assert data[places[1][0] : sum(places[1])].startswith(b"x" * 600)
-    assert data[: sum(places[1])].endswith(b"1")
+    image_b, fields_of_a = (data[begin : begin + nbytes] for _, begin, nbytes, _ in advised)
+    assert image_b == b"y" * 10
+    assert fields_of_a.startswith(b"x" * 600)
+    assert fields_of_a.endswith(b"1")
     assert {advice for *_, advice in advised} == {os.POSIX_FADV_WILLNEED}
     advised.clear()
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
         monkeypatch.setattr(dataset, "_uses_mmap", lambda mapped=mapped: mapped)
         dataset.will_need(indices)
-    assert len(advised) == 5, "the kernel reads ahead in a mapping that is read in order"
+    assert len(advised) == 2 + 0 + 1 + 2, "the kernel itself reads ahead in a mapping that is read in order"
 
 
 def archive_of_json(path: Path, values: list[Any]) -> Path:
@@ -300,7 +301,7 @@ def test_json_fields_batch_as_lists_of_objects(tmp_path: Path, workers: int, fie
         values_of_batches = [batch["json"] if fields is None else batch[1] for batch in batches]
         assert values_of_batches == [values[start : start + 2] for start in range(0, len(values), 2)]
         kinds = {type(value) for batch in values_of_batches for value in batch}
-        assert kinds == {dict, list, int, str, type(None)}, "not classes of gpuload"
+        assert kinds == {dict, list, int, str, type(None)}, "values must have Python's types, not gpuload's"
 
 
 @pytest.mark.processes

@@ -53,7 +53,7 @@ def test_members_equal_those_of_tarfile(tmp_path: Path, format: str) -> None:
 
 def test_members_have_sizes_in_base_256_and_in_pax_records(tmp_path: Path) -> None:
     large = header(size=0)
-    large[124:136] = b"\x80" + (700).to_bytes(11, "big")
+    large[124:136] = b"\x80" + (700).to_bytes(11, "big")  # the size, in base 256
     (tmp_path / "large.tar").write_bytes(sealed(large) + bytes(1024 + 1024))
     assert read_members(tmp_path / "large.tar") == [("a.jpg", 512, 700)]
     info = tarfile.TarInfo("b.jpg")
@@ -75,7 +75,7 @@ def test_members_skip_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("empty_blocks", [1, 2, 20, 10_000])
 def test_members_of_concatenated_archives_follow_each_other(tmp_path: Path, format: str, empty_blocks: int) -> None:
-    """This is like ``tar -i``, for any number of empty blocks between the archives."""
+    """Any number of empty blocks between the archives is skipped, as by ``tar -i``."""
     long_name = "n" * 130 + ".jpg" if format != "ustar" else "n.jpg"
     parts = [
         archive(tmp_path / name, {f"{name}/{long_name}": name.encode(), f"{name}.cls": b"1"}, format=FORMATS[format])

@@ -77,7 +77,7 @@ def test_build_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_index_of_two_fields_takes_under_13_bytes_and_the_key_per_sample(tmp_path: Path) -> None:
     files = {f"folder/{n:012d}.{field}": bytes(40) for n in range(400) for field in ("jpg", "cls")}
     shard = build(str(archive(tmp_path / "x.tar", files)))
-    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key takes 19"
+    assert shard.table.nbytes / shard.samples < 19 + 13  # a key takes 19 bytes
 
 
 def test_build_indexes_members_of_several_gib(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_read_refuses_damaged_index_files_and_other_formats(tmp_path: Path) -> N
 
 
 def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
-    """The pages of a file may be written in another order."""
+    """A crash of the machine may leave such a file, since its pages are written in any order."""
     path = archive(tmp_path / "x.tar", {f"{number:04d}.jpg": b"%d" % number for number in range(600)})
     table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     words = table.view("<u8")
@@ -196,7 +196,7 @@ def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "values"),
+    ("column", "values"),  # of the columns first, key_ends, blocks, sizes and fields
     [
         (0, [0, 9, 4]),
         (0, [0, 3, 3]),

@@ -122,10 +122,10 @@ def test_tar_stream_resumes_at_its_oldest_sample(tmp_path: Path, monkeypatch: py
     samples_of = TarPass._samples_of
     monkeypatch.setattr(TarPass, "_samples_of", lambda *args: opened.append(args[1:3]) or samples_of(*args))
     remaining = load_numbers(shards, buffer, state)
-    assert len(flatten(remaining)) == 4
+    assert len(flatten(remaining)) == 40 - 18 * 2
     shard, offset = opened[0]
     assert shard == 3
-    assert (offset > 0) == (buffer == 0), "the oldest sample in the buffer is the first of its shard"
+    assert (offset > 0) == (buffer == 0), "the oldest sample in a buffer must be the first of its shard"
 
 
 def check_torch_is_absent(worker: int) -> None:
@@ -170,6 +170,7 @@ def samples_and_errors(stream: object) -> tuple[list, list[str]]:
             messages.append(str(error))
 
 
+# Twice in the data of the member 5.bin, and in the header of 7.cls.
 @pytest.mark.parametrize("nbytes", [1536 + 200, 1024 + 600, 5000])
 def test_tar_stream_reports_a_truncated_shard_once_and_continues(tmp_path: Path, nbytes: int) -> None:
     shards = write_numbers(tmp_path, 3, 5)
@@ -295,7 +296,7 @@ def test_shuffle_buffer_permutes_and_is_restored_after_any_draw(capacity: int, c
     make_buffer = lambda: ShuffleBuffer(capacity, epoch_key(1, 2), 1, 3)  # noqa: E731
     numbers = draw_all(make_buffer(), iter(range(count)))
     assert sorted(numbers) == list(range(count))
-    assert (numbers == list(range(count))) == (capacity == 1) or count < 5
+    assert (numbers == list(range(count))) == (capacity == 1) or count < 5  # a few may stay in order by chance
     for draws in {*range(min(count, 12)), count // 2, *range(max(0, count - 9), count + 1)}:
         read = min(count, capacity + draws - 1) if draws else 0
         buffer = make_buffer()
@@ -310,7 +311,7 @@ def test_shuffle_buffer_and_shard_order_depend_on_share_and_epoch() -> None:
     ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     orders = [shard_order(epoch_key(0, epoch), 20).tolist() for epoch in (0, 1, 2, 1)]
-    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert [sorted(order) for order in orders] == [list(range(20))] * 4
     assert orders[0] != orders[1] != orders[2]
     assert orders[3] == orders[1]
 
@@ -354,7 +355,7 @@ def test_sequential_reader_reports_truncated_and_damaged_data(tmp_path: Path, ki
     path.write_bytes(compressed[:half])
     file = SequentialReader(str(path))
     with pytest.raises(Damage, match=r"x.bin' cannot be read beyond 0 bytes") if kind != "zstd" else nullcontext():
-        assert len(file.read_at(0, 300_000)) < 300_000
+        assert len(file.read_at(0, 300_000)) < 300_000  # zstd returns its first frame
     file.close()
     path.write_bytes(compressed[:half] + bytes(40) + compressed[half + 40 :])
     file = SequentialReader(str(path))
