@@ -1,4 +1,4 @@
-"""The block shuffle: a permutation for all blocks and windows, in which neighbors come at about the same time."""
+"""The block shuffle: a permutation for all blocks and windows, in which neighboring samples are close together."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_ranks_share_the_global_batches_of_a_block_order(blocks, batch_size, ran
 
 
 def test_each_rank_reads_only_its_part_of_the_blocks_of_a_window():
-    """Each of 8 ranks reads 8 of a window's 64 blocks and a few more, not all."""
+    """Each of 8 ranks reads 8 of a window's 64 blocks, and a few more blocks in which its share begins or ends."""
     blocks = Blocks(64 * 256, BlockShuffle(block=256, window=64))
     for rank in range(8):
         plan = Shares(samples=blocks.n, batch_size=32, shuffle=True, blocks=blocks, rank=rank, world_size=8)
@@ -140,7 +140,7 @@ def test_block_order_of_a_huge_dataset_takes_little_memory(n: int, start: float)
     first_position = int(start * (n - 256))
     tracemalloc.start()
     indices = order(np.arange(first_position, first_position + 256))
-    peak_bytes = tracemalloc.get_traced_memory()[1]
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(np.unique(indices)) == 256
     assert 0 <= indices.min() <= indices.max() < n

@@ -20,7 +20,6 @@ def dataset_numbers(mixture: Mixture, indices: np.ndarray) -> np.ndarray:
 
 
 def indices_of_epochs(mixture: Mixture, epochs: int, *, seed: int = 0, shuffle: bool = True) -> np.ndarray:
-    """Concatenate the indices of several epochs."""
     positions = np.arange(mixture.length)
     return np.concatenate([MixedOrder(mixture, seed, epoch, shuffle=shuffle)(positions) for epoch in range(epochs)])
 

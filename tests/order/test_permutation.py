@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from helpers.patterns import exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,16 +17,12 @@ from gpuload.rng.philox import Key, epoch_key
 KEYS = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 
 
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
-
-
 def is_permutation(indices: np.ndarray, n: int) -> bool:
     return indices.shape == (n,) and bool((np.bincount(indices, minlength=n) == 1).all())
 
 
 def excess(counts: np.ndarray, expected: np.ndarray | float, freedom: int) -> float:
-    """Return by how many standard deviations the chi-squared statistic of `counts` exceeds its mean."""
+    """Return how many standard deviations the chi-squared statistic of `counts` lies above its mean."""
     chi2 = float(((counts - expected) ** 2 / expected).sum())
     return (chi2 - freedom) / (2 * freedom) ** 0.5
 
@@ -122,9 +118,9 @@ def test_every_index_is_equally_likely_at_every_position_of_a_small_order(n: int
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5])
 def test_every_permutation_of_a_tiny_order_is_equally_likely(n: int) -> None:
-    count = 120 * 20
+    count = 120 * 20  # 20 orders for each of the 5! permutations
     codes = [int("".join(map(str, indices))) for indices in epochs(n, count)]
-    counts = np.unique(codes, return_counts=True)[1]
+    _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == (24 if n == 4 else 120)
     assert excess(counts, count / len(counts), len(counts) - 1) < 6
 
@@ -187,9 +183,6 @@ def test_a_large_order_fills_its_range_evenly() -> None:
     assert abs(excess(np.bincount(pairs, minlength=900), 199_999 / 900, 899)) < 6
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
 def test_sequential_returns_its_positions_as_int64() -> None:
     sequential = Sequential(10)
     assert sequential(np.array([9, 0, 3])).tolist() == [9, 0, 3]
@@ -202,10 +195,8 @@ class TestErrors:
     @pytest.mark.parametrize("is_beyond_the_end", [True, False])
     def test_position_out_of_range_raises_index_error(self, make: Callable, n: int, is_beyond_the_end: bool) -> None:
         position = n if is_beyond_the_end else -1
-        with pytest.raises(
-            IndexError,
-            match=exactly(f"position {position} is out of range: an order of {n} samples has positions 0 … {n - 1}"),
-        ):
+        text = f"position {position} is out of range: an order of {n} samples has positions 0 … {n - 1}"
+        with pytest.raises(IndexError, match=exactly(text)):
             make(n)(np.array([0, position, 1]))
 
     def test_order_of_no_samples_has_no_positions(self, make: Callable) -> None:
@@ -219,10 +210,7 @@ class TestErrors:
             make(7)(np.array([1.0]))
 
     def test_invalid_lengths_raise(self, make: Callable) -> None:
-        with pytest.raises(
-            ValueError,
-            match=r"^the number of samples must be at least 0 and at most \d+, got -1$",
-        ):
+        with pytest.raises(ValueError, match=r"^the number of samples must be at least 0 and at most \d+, got -1$"):
             make(-1)
         with pytest.raises(ValueError, match=r"must be at least 0 and at most"):
             make(LENGTH_MAX + 1)

@@ -1,4 +1,4 @@
-"""The rank of a process, and the options that ranks compare through the store of their process group."""
+"""The rank of a process, and options that ranks compare through the store of their process group."""
 
 from __future__ import annotations
 
@@ -113,10 +113,8 @@ def test_ranks_with_the_same_options_do_not_warn(group):
 
 def test_ranks_with_different_seeds_are_refused(group):
     begin_epoch(1, range(46), seed=43)
-    with pytest.raises(
-        ValueError,
-        match=r"seed=43 on rank 1, and 42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed",
-    ):
+    text = r"seed=43 on rank 1, and 42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed"
+    with pytest.raises(ValueError, match=text):
         begin_epoch(0, range(46), seed=42)
 
 
@@ -129,9 +127,8 @@ def test_ranks_with_different_numbers_of_batches_are_refused(group):
 
 def test_ranks_with_different_lengths_are_warned_of(group):
     begin_epoch(1, range(46))
-    with pytest.warns(
-        RuntimeWarning, match=r"has 46 samples on rank 1, and 45 on rank 0 .*: each rank takes its share"
-    ):
+    text = r"has 46 samples on rank 1, and 45 on rank 0 .*: each rank takes its share"
+    with pytest.warns(RuntimeWarning, match=text):
         begin_epoch(0, range(45))
 
 

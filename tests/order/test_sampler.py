@@ -11,13 +11,7 @@ import pytest
 import torch
 from helpers.both_loaders import as_lists, cpu_loader
 from helpers.map_datasets import MapDataset
-from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 
 def seeded(seed=5):
@@ -25,7 +19,7 @@ def seeded(seed=5):
 
 
 class StatefulSampler:
-    """A sampler with a `state_dict`, as torchdata's have, or whose iterator has it."""
+    """A sampler of 11 keys with a `state_dict`, like those of torchdata; or its iterator has the `state_dict`."""
 
     def __init__(self, state_of):
         self.state_of = state_of
@@ -44,7 +38,7 @@ class StatefulSampler:
 
     def state_dict(self):
         if self.state_of == "iterator":
-            raise AssertionError("the iterator's comes first")
+            raise AssertionError("the state_dict of the iterator must be used")
         return {"position": self.position}
 
     def load_state_dict(self, state):
@@ -117,7 +111,7 @@ def test_sampler_with_a_state_dict_is_restored_without_another_pass(state_of):
     with cpu_loader(MapDataset(samples=11), 2, sampler=restored) as second_loader:
         second_loader.load_state_dict(state)
         assert as_lists(second_loader) == [[6, 7], [8, 9], [10]]
-    assert restored.keys_read == 5
+    assert restored.keys_read == 5  # only the keys after the state
 
 
 def test_state_of_a_sampler_keeps_its_types():
@@ -150,9 +144,6 @@ def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
         next(iter(loader))
         with pytest.raises(TypeError, match=r"state_dict\(\) of the sampler\['position'\] is of type builtins.object"):
             loader.state_dict()
-
-
-# -- ranks ------------------------------------------------------------------------------------------------------------
 
 
 def rank_loader(rank, sampler):

@@ -20,7 +20,6 @@ from gpuload.rng import philox
 
 
 def indices_by_position_of_ranks(ranks: int, start: int = 0, **options) -> dict[int, int]:
-    """Return the index at each position of an epoch of all ranks."""
     indices_by_position = {}
     for rank in range(ranks):
         for batch in Shares(rank=rank, world_size=ranks, **options).batches(0, start):
@@ -73,7 +72,8 @@ def test_repeats_of_a_sample_are_adjacent_and_on_different_ranks(repeats):
         {int(index) for batch in Shares(rank=rank, world_size=repeats, **options).batches(0) for index in batch.indices}
         for rank in range(repeats)
     ]
-    assert all(share == indices_of_ranks[0] for share in indices_of_ranks)  # each sample is once on each rank
+    for rank, indices in enumerate(indices_of_ranks):
+        assert indices == indices_of_ranks[0], f"rank {rank} lacks a repeat of some samples"
 
 
 class Noise:

@@ -114,7 +114,7 @@ if __name__ == "__main__":
 @pytest.mark.processes
 @pytest.mark.parametrize("to", STORES)
 def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Path, tmp_path: Path, to: str) -> None:
-    """A limit on the size of files stands for a full disk: the kernel refuses writes in the same way."""
+    """A limit on the size of files simulates a full disk: the kernel refuses writes in the same way."""
     (tmp_path / "limited.py").write_text(APP_WITH_A_FILE_SIZE_LIMIT)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
     options = ["--short-side", 16] if to == "array" else []

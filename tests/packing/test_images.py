@@ -1,4 +1,4 @@
-"""Conversion of images: their bytes are kept, or they are resized with their metadata, or they are refused."""
+"""`ImageConverter`: which images keep their bytes, which are resized with their metadata, and which are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuload.decode.header import scan_markers
 from gpuload.errors import DecodeError
 from gpuload.packing.images import ImageConverter, ImageOptions
 
-PROFILE = b"an ICC profile, or what stands for one"
+PROFILE = b"an ICC profile"
 
 
 def encode_smooth(mode: str = "RGB", name: str = "JPEG", size: tuple[int, int] = (120, 80), **options: Any) -> bytes:
@@ -64,12 +64,14 @@ def test_resized_jpeg_keeps_an_orientation_from_xmp() -> None:
 
 def test_resized_jpeg_keeps_chroma_sampling_and_has_the_requested_quality() -> None:
     for sampling in (0, 1, 2):
-        small = convert(encode_smooth(subsampling=sampling), short_side=40)[0]
-        factors = {0: 0x11, 1: 0x21, 2: 0x22}[sampling]
+        small, _ = convert(encode_smooth(subsampling=sampling), short_side=40)
+        factors = {0: 0x11, 1: 0x21, 2: 0x22}[sampling]  # horizontal and vertical, of the luma
         header = scan_markers(small)
         assert header is not None
         assert small[header.frame_at + 11] == factors
-    assert len(convert(encode_smooth(), short_side=60, quality=30)[0]) < len(convert(encode_smooth(), short_side=60)[0])
+    low_quality, _ = convert(encode_smooth(), short_side=60, quality=30)
+    default_quality, _ = convert(encode_smooth(), short_side=60)
+    assert len(low_quality) < len(default_quality)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
@@ -130,7 +132,7 @@ def test_convert_to_pixels_gives_the_central_square() -> None:
 
 def test_convert_to_pixels_turns_the_image_upright_with_exif_true() -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # orientation: a quarter turn
     data = Encoded(encode_smooth(exif=exif))
     stored, upright = (ImageConverter(ImageOptions(exif=value)).convert_to_pixels(data) for value in (False, True))
     assert (stored.shape, upright.shape) == ((80, 120, 3), (120, 80, 3))

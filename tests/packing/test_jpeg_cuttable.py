@@ -1,3 +1,5 @@
+"""`make_cuttable` and `add_index`: pixels and metadata stay, and files that cannot be indexed are left unchanged."""
+
 from __future__ import annotations
 
 import io
@@ -62,7 +64,7 @@ def replace_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 )
 def test_make_cuttable_keeps_pixels_and_metadata(options):
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # orientation: a quarter turn
     metadata = {"exif": exif, "icc_profile": b"an ICC profile", "comment": b"a comment"}
     jpeg = encode(blurred_noise(240, 320), "JPEG", quality=70, **metadata, **options)
     cuttable = make_cuttable(jpeg + b"another picture")
@@ -106,12 +108,12 @@ def test_make_cuttable_returns_files_that_it_cannot_index_unchanged(tmp_path, mo
         "PNG": encode(small_image, "PNG"),
         "CMYK": encode(large_image, "JPEG", mode="CMYK"),
         "too small": encode(small_image, "JPEG"),
-        "its header alone": baseline[:200],
+        "only its header": baseline[:200],
         "cut off": baseline[:-400],
         "a marker": baseline[:middle] + b"\xff\xd3" + baseline[middle:],
         "zeros": baseline[:middle] + bytes(300) + baseline[-2:],
-        "bytes too many": baseline[:-2] + b"abc" + baseline[-2:],
-        "bytes too few": baseline[:-12] + baseline[-2:],
+        "extra bytes": baseline[:-2] + b"abc" + baseline[-2:],
+        "missing bytes": baseline[:-12] + baseline[-2:],
         "incomplete progressive": progressive[: progressive.rindex(b"\xff\xda")] + b"\xff\xd9",
         "cuttable by markers": encode(small_image, "JPEG", restart_marker_blocks=2),
         "cuttable": make_cuttable(baseline),
@@ -187,7 +189,7 @@ def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
 
 
 def test_cut_finds_rows_longer_than_65535_bits():
-    """Rows of noise of high quality have that many bits."""
+    """Rows of 3000 pixels of noise have so many bits at a high quality."""
     jpeg = encode(noise(16, 3000), "JPEG", quality=95, subsampling=0)
     indexed = add_index(jpeg, header_of(jpeg))
     with always:

@@ -1,3 +1,5 @@
+"""Huffman tables of JPEGs: added codes, tables read and written, and the blocks that `walk_scan` finds."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,6 +11,7 @@ from PIL import Image
 from gpuload.decode.header import count_mcus, end_of_scan, mcu_layout, scan_start
 from gpuload.packing.jpeg_huffman import HuffmanTable, add_codes, read_blocks, read_tables, walk_scan, write_tables
 
+# Three codes of two bits and one code of three bits, for the symbols 0 … 3.
 TABLE = HuffmanTable(bytes((0, 3, 1)) + bytes(13), bytes((0, 1, 2, 3)))
 
 

@@ -18,7 +18,7 @@ from gpuload.packing.manifest import add_hash, open_packed
 
 from .packed_sets import Packing
 
-# For each case: the store, the entry that is changed, its new value, and the expected message.
+# For each case: the store, the entry to change, its new value, and the expected message.
 FOREIGN_ENTRIES: dict[str, tuple[str, str, Any, str]] = {
     "another class": ("tar", "read.dataset", "Cached", "read.dataset is 'Cached'; expected 'TarShards'"),
     "a class of another store": ("tar", "read.dataset", "LMDB", "read.dataset is 'LMDB'; expected 'TarShards'"),
@@ -34,10 +34,10 @@ FOREIGN_ENTRIES: dict[str, tuple[str, str, Any, str]] = {
     "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1; expected a number"),
     "a file elsewhere": ("tar", "files./victim", "0" * 64, "files has an entry '/victim', which gpuload does not"),
     "a cause": ("tar", "left_out", [{"index": 0}], "left_out[0] lacks the entry 'source'"),
-    "text that is none": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J'; expected a number"),
+    "text instead of a number": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J'; expected a number"),
     "another store": ("tar", "to", "pickle", "'to' is 'pickle'; expected one of tar, parquet, lmdb, array"),
     "a list as store": ("tar", "to", ["tar"], "'to' is ['tar']; expected one of tar, parquet, lmdb, array"),
-    "an entry more": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
+    "an additional entry": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
     "no dict": ("tar", "read", [], "read is []; expected a dict"),
 }
 
@@ -123,7 +123,7 @@ def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing, tmp_pat
 
 @pytest.fixture
 def work_folder(folder: Path, packed: Packing) -> Path:
-    """Return the folder of unfinished work of a set."""
+    """The work folder of a set that is not finished."""
     (folder / "bee" / "001.jpg").write_bytes(jpeg_bytes(smooth_image(24, 48, 1))[:99])
     with pytest.raises(gl.GpuloadError, match="is not finished"):
         packed("tar")

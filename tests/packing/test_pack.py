@@ -434,12 +434,7 @@ def test_drafts_are_in_the_work_folder_which_is_removed_at_the_end(
     """A worker that is killed while it writes a file, such as the index of a shard, leaves the draft in that folder."""
     moves: list[tuple[str, str]] = []
     replace = os.replace
-
-    def record_and_replace(source: str, path: str) -> None:
-        moves.append((source, path))
-        replace(source, path)
-
-    monkeypatch.setattr(os, "replace", record_and_replace)
+    monkeypatch.setattr(os, "replace", lambda *paths: moves.append(paths) or replace(*paths))
     path = packed(to)
     drafts = [source for source, _ in moves if source.endswith(".part")]
     assert {os.path.dirname(draft) for draft in drafts} == {str(path / ".gpuload-pack")}

@@ -35,7 +35,7 @@ def wait_for(path: Path) -> None:
 
 
 def in_workers(action: Callable[[int], Any], samples: int) -> MapDataset:
-    """Return a dataset of JPEGs which, in workers only, calls a function first; a true result replaces the JPEG."""
+    """Return a dataset of JPEGs that calls a function first if it is in a worker; a true result replaces the JPEG."""
     main_process = os.getpid()
 
     def make(index: int) -> Any:
@@ -103,7 +103,7 @@ def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("failing_index", [0, 3])
 def test_error_at_the_end_of_a_part_is_raised(tmp_path: Path, failing_index: int) -> None:
-    """The last part is followed by no other request, and must raise too."""
+    """Sample 3 is in the last part, after which the worker gets no other request."""
 
     class Paths:
         def __getitem__(self, index: int) -> str:
@@ -186,7 +186,7 @@ def test_workers_end_with_a_program_without_a_main_guard_and_finished_parts_are_
     assert ("KeyboardInterrupt" in error) == (signal_number == signal.SIGINT)
     assert select.select([worker], [], [], 60)[0], "the worker did not end"
     os.close(worker)
-    assert start(tmp_path / "set").communicate(timeout=100) == ("6 5\n", "")
+    assert start(tmp_path / "set").communicate(timeout=100) == ("6 5\n", "")  # five of six were packed before
     assert start(tmp_path / "other").communicate(timeout=100) == ("6 0\n", "")
     assert content(tmp_path / "set") == content(tmp_path / "other")
 
@@ -223,10 +223,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def test_ray_workers_report_progress_and_follow_the_number_of_cpus(cluster: Cluster, packed: Packing) -> None:
     samples: list[int] = []
     on_ray = packed("tar", "there", ray="auto", workers=None, progress=lambda done, total, nbytes: samples.append(done))
-    assert (samples[0], samples[-1], len(cluster.actors)) == (0, COUNT, 2)  # each runs two workers
+    assert (samples[0], samples[-1], len(cluster.actors)) == (0, COUNT, 2)  # each actor runs two workers
     assert content(on_ray) == content(packed("tar", "here"))
     packed("tar", "one", ray="auto", workers=1)
-    assert len(cluster.actors) == 3
+    assert len(cluster.actors) == 2 + 1
 
 
 def test_ray_actor_that_dies_is_replaced_and_its_parts_are_repeated(

@@ -1,4 +1,4 @@
-"""read_samples: order, errors in place of samples, and announcements by `will_need`."""
+"""`read_samples`: order, errors in place of samples, and the samples that `will_need` announces."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: ty
     samples = dict(read_samples(dataset, range(2, COUNT)))
     assert list(samples) == list(range(2, COUNT))
     assert isinstance(samples.pop(7), ValueError)
-    assert all(index == sample for index, sample in samples.items())
-    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "a disk is assumed at first"
+    assert list(samples.keys()) == list(samples.values())
+    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "a first chunk is assumed to be on a disk"
     assert max(dataset.announced) < COUNT, "samples beyond the part were announced"
 
 

@@ -1,4 +1,4 @@
-"""Tar shards equal those that Python's tarfile writes."""
+"""Tar shards: headers and files equal those that Python's tarfile writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verify: which files of a packed set are damaged, missing or unexpected, and which samples in them."""
+"""`verify`: which files of a packed set are damaged, missing or unexpected, and which of their samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .packed_sets import STORES, Packing, content
 
 
 def flip_a_bit(path: Path, content: bytes) -> None:
-    """Change a byte in the middle of these bytes, everywhere in the file (an LMDB also has old pages)."""
+    """Flip a bit in the middle of these bytes wherever the file contains them."""
     damaged = bytearray(content)
     damaged[len(content) // 2] ^= 1
     data = path.read_bytes()
@@ -33,7 +33,7 @@ def read_parts(path: Path) -> list[dict]:
 @pytest.mark.parametrize("to", ["tar", "parquet", "array"])
 def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
     path = packed(to, **({} if to == "array" else {"shard_bytes": 18_000}))
-    image = open_packed(str(path))[6][0]
+    image, _ = open_packed(str(path))[6]
     parts = read_parts(path)
     part_number = max(n for n, part in enumerate(parts) if part["first"] <= 6)
     file, first = path / parts[part_number]["file"], parts[part_number]["first"]

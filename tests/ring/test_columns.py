@@ -93,7 +93,7 @@ def test_values_of_builtin_and_numpy_types_are_plain(values):
         {"images": [ImageColumn(image_table(0, 100, 250), [0, 0, 1])]},
         {"masks": [ImageColumn(image_table(0, 100, 250), [1])]},
         {"values": {1: ValueColumn([np.zeros(2), 8, 9])}},
-        {"values": {1: ValueColumn([type("Own", (int,), {})(7), 8, 9])}},
+        {"values": {1: ValueColumn([type("IntSubclass", (int,), {})(7), 8, 9])}},
         {"values": {1: ValueColumn([7, 8], np.array([0, 1]))}},
         {"warning": "a leaf looks like boxes"},
         {"encoded": [(0,)]},

@@ -39,13 +39,13 @@ def send_and_receive(content: Columns, **options: Any) -> tuple[Columns, np.ndar
 
 
 def columns_of(values: Any, **options: Any) -> Columns:
-    """Return columns of samples that are these values."""
+    """Return columns in which each sample is one of the values."""
     column = ValueColumn(values)
     return Columns(range(len(column)), [LEAF], values={0: column}, sources=[None] * len(column), **options)
 
 
 def received_values(values: Any, **options: Any) -> list[Any]:
-    """Return the values after a round trip; those that were stacked have been taken apart again."""
+    """Return the values after sending them, with stacked values separated again."""
     columns, slot = send_and_receive(columns_of(values), **options)
     columns.unstack(list(columns.blocks), slot)
     return list(columns.values[0].values)
@@ -56,7 +56,7 @@ def image_table(count: int) -> np.ndarray:
 
 
 def without_arrays(value: Any) -> Any:
-    """Return a field of columns without arrays, which `==` compares entry by entry."""
+    """Return a field of columns with its arrays as lists, so that `==` returns one bool."""
     if isinstance(value, ImageColumn):
         return value.table.tobytes(), value.leaves, without_arrays(value.rows), value.kinds
     if isinstance(value, ValueColumn):
@@ -104,11 +104,7 @@ def test_read_content_returns_every_field_of_the_columns(inline_bytes):
 
 @pytest.mark.parametrize(
     ("sources", "packed_sources"),
-    [
-        (["a", "b"], f"a{SEPARATOR}b"),
-        (["a", None], ["a", None]),
-        ([f"a{SEPARATOR}", "b"], [f"a{SEPARATOR}", "b"]),
-    ],
+    [(["a", "b"], f"a{SEPARATOR}b"), (["a", None], ["a", None]), ([f"a{SEPARATOR}", "b"], [f"a{SEPARATOR}", "b"])],
 )
 def test_sources_are_one_string_if_it_can_be_split_again(sources, packed_sources):
     received, _ = send_and_receive(Columns([0, 1], [LEAF], sources=sources))
@@ -286,6 +282,7 @@ def test_blocks_and_arrays_follow_the_pixels_aligned_to_64_bytes():
     content = columns_with_blocks_and_arrays()
     packed, slot = pack(content, used_bytes=100)
     assert [block.pieces for block in content.blocks.values()] == [[(128, 2)], [(192, 2)]]
+    # The description begins with the number of arrays, and with the offset and size of each.
     assert np.frombuffer(packed.meta, np.int64, 5).tolist() == [2, 256, 3001, 3264, 3002]
     assert packed.nbytes == 3264 + 3008
     assert slot[128:148].view(np.int16).tolist() == [1] * 10
@@ -332,9 +329,6 @@ def test_received_arrays_are_copies_and_blocks_stay_in_the_slot():
     received.values[2].values[0][0] = 9  # a copy can be written to
 
 
-# -- damaged descriptions ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "text"),
     [
@@ -357,9 +351,6 @@ def test_a_description_past_the_end_of_the_slot_raises_an_error():
     packed, slot = pack(columns_with_blocks_and_arrays(), inline_bytes=0)
     with pytest.raises(pickle.UnpicklingError, match="truncated"):
         read_content(slot[: packed.nbytes - 100], b"", packed.meta_at)
-
-
-# -- groups of small arrays -------------------------------------------------------------------------------------------
 
 
 def test_write_arrays_stores_groups_of_arrays_at_spans_aligned_to_16_bytes():

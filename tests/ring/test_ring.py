@@ -38,7 +38,7 @@ from gpuload.ring.ring import (
 ALLOWED_CPUS = frozenset(os.sched_getaffinity(0))
 LAST_CPU = frozenset({max(ALLOWED_CPUS)})
 needs_two_cpus = lacking.mark("two CPUs", len(ALLOWED_CPUS) < 2)
-POPULATE = 23
+POPULATE = 23  # MADV_POPULATE_WRITE
 PAGE = mmap.PAGESIZE
 
 
@@ -79,7 +79,7 @@ def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
 
 
 class FakeMapping:
-    """A mapping that records the calls of `madvise`, and raises an error if there is one."""
+    """A mapping that records the calls of `madvise`, which raise `error` if it is given."""
 
     def __init__(self, error: OSError | None = None):
         self.calls: list[tuple[int, int]] = []
@@ -114,7 +114,7 @@ def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: Wor
     worker_ring.populate(slot, 1 << 20)
     faults_before = page_faults()
     worker_ring.view(slot)[::PAGE] = 2
-    assert page_faults() - faults_before < (1 << 20) / PAGE / 8
+    assert page_faults() - faults_before < (1 << 20) / PAGE / 8  # far fewer than one for each page
     assert (ring.view(slot)[::PAGE] == 2).all()
 
 
@@ -175,8 +175,9 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
         elif (slot := ring.acquire(int(rng.integers(1, 1 << 20)))) is not None:
             used.append(slot)
         spans = sorted((used_slot.offset, used_slot.offset + used_slot.capacity_bytes) for used_slot in used)
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
-        assert all(end <= ring.ring_bytes for _, end in spans)
+        for (_, end), (next_start, _) in itertools.pairwise(spans):
+            assert end <= next_start
+        assert max((end for _, end in spans), default=0) <= ring.ring_bytes
         assert ring.slot_bytes <= ring.ring_bytes
     ring.close()
 
@@ -314,7 +315,7 @@ def test_a_slot_that_exceeds_the_memory_limit_raises_limit_error_with_the_figure
 
 def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machine: Machine):
     slot = machine.ring.acquire(30 << 20, min_bytes=1)
-    assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
+    assert slot.capacity_bytes == 30 << 18  # 30 MiB were halved twice, until they fit into 8 MiB
     # While a slot can be released, a smaller one is not acquired.
     assert machine.ring.acquire(30 << 20, min_bytes=1) is None
     machine.ring.release(slot)
@@ -393,9 +394,6 @@ def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine
     assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # exceeds the ring
 
 
-# -- on_collected ----------------------------------------------------------------------------------------------------
-
-
 def test_on_collected_calls_once_with_its_arguments():
     calls, array = [], np.zeros(3)
     on_collected(array, calls.append, 1)
@@ -433,9 +431,6 @@ def test_on_collected_calls_nothing_once_the_interpreter_exits():
     assert calls == []
 
 
-# -- CPU affinity -----------------------------------------------------------------------------------------------------
-
-
 @needs_two_cpus
 def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
     with run_on_cpus(LAST_CPU):
@@ -451,7 +446,7 @@ def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
 
 
 def test_run_on_cpus_changes_nothing_if_the_system_rejects_the_cpus():
-    with run_on_cpus(frozenset({1 << 12})):
+    with run_on_cpus(frozenset({1 << 12})):  # no such CPU
         assert os.sched_getaffinity(0) == ALLOWED_CPUS
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
 
