@@ -156,7 +156,7 @@ def test_rows_have_values_of_the_types_that_datasets_gives(hf: ModuleType, dtype
     assert [copied[row]["x"] is None for row in range(3)] == [dtype == "null", dtype == "null", True]
 
 
-def test_rows_of_lists_and_structures_equal_those_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_lists_and_structures_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
     image = tmp_path / "1.jpg"
     image.write_bytes(IMAGE["bytes"])
     deep = hf.Features({"z": hf.Value("int8"), "a": hf.Image(mode="L"), "names": hf.List(hf.Value("string"))})
@@ -198,12 +198,12 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # by `datasets`, which sorts
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_rows_of_selections_equal_those_of_datasets(hf: ModuleType, tmp_path: Path, where: str, selection: str) -> None:
+def test_rows_of_selections_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path, where: str, selection: str) -> None:
     rows = make_rows(hf)
     assert_equal_copy(SELECTIONS[selection](rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")))
 
 
-def test_rows_of_concatenated_tables_equal_those_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_concatenated_tables_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
     memory, disk = make_rows(hf), write_rows(make_rows(hf, 7), tmp_path / "rows.arrow")
     concatenated = hf.concatenate_datasets([disk.select(range(2, 6)), memory, disk])
     assert_equal_copy(concatenated)
@@ -262,7 +262,7 @@ def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -
 
 @pytest.mark.processes
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: str) -> None:
+def test_unpickled_rows_are_read_with_only_pyarrow(hf: ModuleType, tmp_path: Path, where: str) -> None:
     rows = make_rows(hf, **{dtype: (hf.Value(dtype), values[0]) for dtype, values in VALUES.items()})
     rows = rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")
     (tmp_path / "wrapped").write_bytes(pickle.dumps(gl.wrap(rows.shuffle(seed=1))))
@@ -298,7 +298,7 @@ print(threads())
 
 @pytest.mark.fresh
 @pytest.mark.processes
-def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: Path) -> None:
+def test_loader_workers_read_rows_with_only_pyarrow(hf: ModuleType, tmp_path: Path) -> None:
     rows = gl.wrap(write_rows(make_rows(hf), tmp_path / "rows.arrow").remove_columns(["corners", "caption"]))
 
     def add_imports(index: int) -> dict[str, Any]:
@@ -387,9 +387,7 @@ def test_rows_with_nanoseconds_or_zones_need_datasets(
     assert logged() == [f"{NEED_DATASETS}column 'when' is Value({dtype!r})"]
 
 
-def test_rows_with_arrays_or_translations_need_datasets(
-    hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]
-) -> None:
+def test_rows_with_special_types_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     matrix = np.zeros((2, 2), np.float32).tolist()
     rows = make_rows(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
     assert_equal_copy(rows, with_pyarrow_alone=False)

@@ -45,7 +45,7 @@ def disk_bytes(cache: Entries) -> int:
     return os.fstat(cache._fd).st_blocks * 512 - cache._location.data_at
 
 
-def size_of(cache: Entries) -> tuple[int, int]:
+def entries_and_bytes(cache: Entries) -> tuple[int, int]:
     """Return the number of entries and their bytes."""
     totals = cache.totals()
     return totals["entries"], totals["bytes_used"]
@@ -92,14 +92,14 @@ def test_get_of_a_damaged_entry_returns_none() -> None:
 
 # A word of the table is the entry's first page × 2**24 + its number of pages.
 @pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
-def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int, read_sizes: list[int]) -> None:
+def test_get_with_a_damaged_table_reads_little_and_keeps_valid_entries(word: int, read_sizes: list[int]) -> None:
     cache = make_entries(limit=1 << 50, stored=10)
     cache._words[5] = word
     read_sizes.clear()
     assert get(cache, 5) is None
     assert max(read_sizes, default=0) < 2 * PAGE
     assert [get(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
-    assert (*size_of(cache), disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+    assert (*entries_and_bytes(cache), disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
 @pytest.mark.parametrize("has_rebooted", [True, False])
@@ -114,8 +114,8 @@ def test_first_process_after_a_reboot_frees_lost_pages(
         monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
     cache = make_entries(folder=str(tmp_path))
     expected = (3, 6 * PAGE) if has_rebooted else (4, 8 * PAGE)  # the table is read only after a reboot
-    assert size_of(cache) == expected
-    assert disk_bytes(cache) <= size_of(cache)[1] + PAGE
+    assert entries_and_bytes(cache) == expected
+    assert disk_bytes(cache) <= entries_and_bytes(cache)[1] + PAGE
     assert get(cache, 3) == content(3)
 
 
@@ -135,11 +135,11 @@ def test_totals_ignore_a_damaged_table_beyond_the_file(event: str) -> None:
     cache._words[60:70] = np.uint64((1 << 24) - 1)
     if event == "a machine stops":
         cache._head.dirty = 1
-        assert size_of(cache) == (80, 160 * PAGE)
+        assert entries_and_bytes(cache) == (80, 160 * PAGE)
         assert disk_bytes(cache) <= 160 * PAGE
     for number in range(100, 400):
         cache.put(number, content(number))
-    entries, bytes_used = size_of(cache)
+    entries, bytes_used = entries_and_bytes(cache)
     assert bytes_used == entries * 2 * PAGE <= MIB
     assert get(cache, 399) == content(399)
 
@@ -211,7 +211,7 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(cache_file_module, "_write", write_half)
     cache.put(3, content(3))
-    assert (*size_of(cache), disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
+    assert (*entries_and_bytes(cache), disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
     assert cache.totals()["bytes_allowed"] < 4 * PAGE
     monkeypatch.undo()
     cache.put(3, content(3))
@@ -247,7 +247,7 @@ def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_pa
     assert process.returncode == -9  # SIGKILL
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
-    assert size_of(cache) == (expected, expected * 2 * PAGE)
+    assert entries_and_bytes(cache) == (expected, expected * 2 * PAGE)
     assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system needs a block for its own list
     assert get(cache, 50) is None
     for number in range(10):

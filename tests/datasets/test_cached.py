@@ -60,9 +60,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
     inner = RecordingDataset()
     dataset = Cached(inner, LIMIT)
-    first = dataset.__getitems__([3, 1, 3, -1])
+    samples = dataset.__getitems__([3, 1, 3, -1])
     assert inner.requests == [[3, 1, 11]]
-    assert dataset.__getitems__([1, 2, 11]) == [first[1], inner[2], first[3]]
+    assert dataset.__getitems__([1, 2, 11]) == [samples[1], inner[2], samples[3]]
     assert inner.requests == [[3, 1, 11], [2]]
     assert dataset[2] == inner[2]
     statistics = dataset.statistics()

@@ -71,8 +71,6 @@ def test_class_names_copies_the_list_of_a_dataset() -> None:
         ),
     ],
 )
-def test_class_names_refuses_values_that_are_not_class_names(
-    classes: Any, error: type[Exception], message: str
-) -> None:
+def test_class_names_refuses_invalid_values(classes: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=exactly(message)):
         class_names(classes)

@@ -185,9 +185,7 @@ def test_wrap_coco_argument_annotations_selects_the_targets(make_detection: Make
     assert set(target_at(gl.wrap(unsegmented), 1)) == targets["points"] - {"area"}
 
 
-def test_wrap_coco_keeps_raw_annotations_on_request_and_refuses_masks_for_a_target_transform(
-    make_detection: Make,
-) -> None:
+def test_wrap_coco_keeps_raw_annotations_on_request_but_not_with_masks(make_detection: Make) -> None:
     detection = make_detection()
     [(_, annotations)] = gpuload_batches(gl.wrap(detection, annotations="raw"), 4, transforms=[T.Resize((8, 8))])
     assert (annotations, type(annotations[0])) == ([detection._load_target(key) for key in IDS], list)
@@ -464,7 +462,7 @@ def test_coco_samples_equal_wrapped_torchvisions(make_coco: MakeCoco, tmp_path: 
 
 
 @pytest.mark.processes
-def test_coco_batches_equal_those_of_the_images(make_coco: MakeCoco) -> None:
+def test_coco_batches_equal_batches_of_the_images(make_coco: MakeCoco) -> None:
     dataset = make_coco()
 
     def with_sum_of_boxes(index: int) -> Any:

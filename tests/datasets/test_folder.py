@@ -203,9 +203,7 @@ TREES = st.lists(st.lists(FILE_NAMES, min_size=1, max_size=3), min_size=1, max_s
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tree=TREES)
-def test_image_folder_order_equals_torchvisions_for_any_tree(
-    tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]
-) -> None:
+def test_order_is_torchvisions_for_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]) -> None:
     root = tmp_path_factory.mktemp("tree")
     for path_parts in tree:
         folder = root.joinpath("class " + path_parts[0], *path_parts[1:-1])

@@ -102,7 +102,7 @@ def make_rotated_rows(hf: ModuleType, **columns: Any) -> Any:
     return hf.Dataset.from_list([{name: value for name, (_, value) in columns.items()}] * 2, features=features)
 
 
-def test_wrap_rows_images_are_turned_upright_like_those_of_datasets(hf: ModuleType) -> None:
+def test_wrap_rows_images_are_turned_upright_as_by_datasets(hf: ModuleType) -> None:
     rows = make_rotated_rows(hf)
     upright = np.asarray(rows[0]["image"])
     assert upright.shape == (30, 20, 3)

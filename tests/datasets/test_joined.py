@@ -46,7 +46,7 @@ def make_folder(root: Path, *names: str) -> gl.ImageFolder:
     return gl.ImageFolder(root)
 
 
-def test_map_changes_samples_and_forwards_other_attributes(tmp_path):
+def test_map_changes_samples_and_forwards_attributes(tmp_path):
     folder = make_folder(tmp_path)
     mapped = folder.map(multiply_label)
     assert len(mapped) == 5

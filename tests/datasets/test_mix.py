@@ -253,7 +253,7 @@ def test_mix_ranks_divide_the_batches_of_one_process():
 
 
 @pytest.mark.filterwarnings("ignore:sample .* is bad:RuntimeWarning")
-def test_mix_replaces_a_bad_sample_by_one_of_the_same_dataset():
+def test_mix_replaces_a_bad_sample_by_a_sample_of_the_same_dataset():
     mix = gl.Mix([Numbered(200), Numbered(40, 1000, bad_indices=tuple(range(5)))], [1, 1], length=512)
     faults = gl.Faults(on_error="replace", max_error_rate=1)
     with make_loader(mix, faults=faults) as loader, make_loader(mix, faults=faults, num_workers=2) as parallel_loader:

@@ -77,9 +77,7 @@ def test_folder_copy_pickles_without_torch_in_under_20_bytes_a_sample(vision: Mo
     assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(dataset.samples)
 
 
-def test_without_torch_returns_unsupported_datasets_unchanged(
-    vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_datasets_stay_unchanged(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class SubclassedFolder(vision.ImageFolder):
         pass
 

@@ -170,7 +170,7 @@ def test_wrap_folder_refuses_overridden_getitem_and_unknown_loaders(vision: Modu
         gl.wrap(vision.DatasetFolder(folder, np.load, (".jpg",)))
 
 
-def test_wrap_refuses_options_of_coco_for_other_datasets(vision: ModuleType, folder: Path) -> None:
+def test_wrap_refuses_options_of_coco_for_image_folders(vision: ModuleType, folder: Path) -> None:
     message = (
         "got a torchvision.datasets.folder.ImageFolder in a Subset; annotations= and crowds= apply to torchvision's "
         "CocoDetection only; remove them"
@@ -197,7 +197,7 @@ def test_wrap_keeps_subset_and_concat_dataset_around_wrapped_datasets(vision: Mo
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-def test_wrap_random_split_batches_equal_those_of_the_same_subset(vision: ModuleType, folder: Path) -> None:
+def test_wrap_random_split_batches_equal_batches_of_the_same_subset(vision: ModuleType, folder: Path) -> None:
     train, _ = random_split(vision.ImageFolder(folder), [6, 4], torch.Generator().manual_seed(3))
     expected = Subset(gl.ImageFolder(folder), train.indices)
     options: dict[str, Any] = {"batch_size": 4, "transforms": [T.RandomCrop(16)]}

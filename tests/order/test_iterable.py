@@ -75,7 +75,7 @@ def test_iterable_schedule_continues_from_the_place_of_each_batch():
         assert run(samples, place=place) == batches[count:]
 
 
-def test_on_due_returns_a_new_spec_and_leaves_the_requested_one_unchanged():
+def test_on_due_returns_a_new_spec_and_leaves_the_requested_spec_unchanged():
     schedule = IterableSchedule(batch_size=4, drop_last=False, workers=2, rank=0, world_size=1)
     spec = next(schedule.batches(Place(3, 0)))
     assert (spec.epoch, spec.iterable.worker, spec.iterable.samples, spec.after) == (3, 0, 0, None)

@@ -72,7 +72,7 @@ def test_index_of_a_shuffle_does_not_depend_on_other_positions(n: int, key: Key,
 
 
 @pytest.mark.parametrize("n", [100, TABLE_MAX, TABLE_MAX + 1, 10**9])
-def test_shuffle_depends_on_seed_and_epoch_alone(n: int) -> None:
+def test_shuffle_depends_only_on_seed_and_epoch(n: int) -> None:
     positions = np.arange(100)
     orders = {(seed, epoch): Shuffle(n, epoch_key(seed, epoch))(positions) for seed in range(6) for epoch in range(6)}
     assert len({tuple(indices) for indices in orders.values()}) == 36

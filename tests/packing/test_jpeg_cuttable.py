@@ -78,7 +78,7 @@ def test_make_cuttable_keeps_pixels_and_metadata(options):
     assert make_cuttable(cuttable) == cuttable
 
 
-def test_crops_of_cuttable_photographs_equal_those_of_the_originals(photos):
+def test_crops_of_cuttable_photographs_equal_crops_of_the_originals(photos):
     rng, decoder, cut_count = np.random.default_rng(1), Decoder(Decode()), 0
     for path in photos[::16]:
         jpeg = path.read_bytes()

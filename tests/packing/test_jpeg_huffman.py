@@ -70,7 +70,7 @@ def test_walk_scan_finds_consecutive_blocks_to_the_end(sampling, content):
     assert 8 * len(scan_of(jpeg)) - begins[-1] in range(8)
 
 
-def test_walk_scan_differences_are_those_of_block_means():
+def test_walk_scan_differences_equal_differences_of_block_means():
     """Flat blocks are coded by their DC coefficient alone, which is eight times the level at this quality."""
     levels = np.random.default_rng(0).integers(0, 256, (6, 9), np.uint8)
     jpeg = encode(np.repeat(np.repeat(levels, 8, 0), 8, 1), "JPEG", mode="L", quality=100)

@@ -235,8 +235,8 @@ def test_finished_set_is_not_written_again(folder: Path, packed: Packing) -> Non
 
 def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Packing) -> None:
     path, changed_file = packed("tar"), folder / "bee" / "004.jpg"
-    before = content(path)
-    parts = json.loads(before["manifest.json"])["parts"]
+    expected = content(path)
+    parts = json.loads(expected["manifest.json"])["parts"]
     (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # the file is sample 5
     message = (
         r"set' holds a finished set, but source files have since changed in size or modification time: among samples "
@@ -245,7 +245,7 @@ def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Pa
     )
     with replaced(changed_file, small_jpeg(5).data), pytest.raises(FileExistsError, match=message):
         packed("tar")
-    assert content(path) == before
+    assert content(path) == expected
     assert packed("tar") == path
     for file in folder.rglob("*.jpg"):
         os.utime(file, ns=(5, 5))

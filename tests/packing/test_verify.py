@@ -50,7 +50,7 @@ def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
     assert problem.endswith(f"(samples {first} to {end - 1} of the source dataset)")
 
 
-def test_manifest_hashes_are_those_of_sha256sum(packed: Packing) -> None:
+def test_manifest_hashes_equal_hashes_of_sha256sum(packed: Packing) -> None:
     path = packed("tar")
     hashes = [json.loads((path / "manifest.json").read_text())["files"]["classes.json"]]
     hashes += [part["sha256"] for part in read_parts(path)]

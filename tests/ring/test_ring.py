@@ -63,7 +63,7 @@ def resident_bytes(ring: Ring) -> int:
     return os.fstat(ring.fd).st_blocks * 512
 
 
-def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
+def test_a_slot_is_shared_by_all_mappings_of_the_descriptor(ring: Ring):
     slot = ring.acquire(100)
     ring.view(slot)[:3] = (1, 2, 3)
     second_mapping = map_ring(ring.fd, ring.ring_bytes)
@@ -133,7 +133,7 @@ def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, fake_mappin
     assert fake_mapping.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
 
 
-def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, fake_mapping: FakeMapping):
+def test_a_slot_in_the_place_of_a_retired_slot_is_populated_again(worker_ring: WorkerRing, fake_mapping: FakeMapping):
     for capacity_bytes in (GRANULE_BYTES, 2 * GRANULE_BYTES, GRANULE_BYTES):
         worker_ring.populate(Slot(0, capacity_bytes), PAGE)
     assert fake_mapping.calls == [(0, PAGE)] * 3
@@ -183,7 +183,7 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
 
 
 @pytest.mark.parametrize("ring_bytes", [1 << 20, 1 << 30], ids=["full", "with room"])
-def test_free_slots_too_small_for_a_larger_one_are_retired_and_give_their_pages_back(ring_bytes):
+def test_small_free_slots_are_retired_for_a_larger_slot_and_free_their_pages(ring_bytes):
     ring = Ring(ring_bytes)
     slots = [ring.acquire(256 * 1024) for _ in range(4)]
     for slot in slots:
@@ -292,7 +292,7 @@ def test_memory_left_is_called_only_for_a_new_slot(machine: Machine):
     assert machine.memory_calls == memory_calls == 1
 
 
-def test_free_slots_are_retired_if_a_larger_one_needs_their_memory(machine: Machine):
+def test_free_slots_are_retired_if_a_larger_slot_needs_their_memory(machine: Machine):
     slots = [machine.write(machine.ring.acquire(2 << 20)) for _ in range(4)]
     for slot in slots[1:]:
         machine.ring.release(slot)

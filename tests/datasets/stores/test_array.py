@@ -29,7 +29,7 @@ def write_npy(folder: Path, array: np.ndarray, **options: object) -> Path:
 
 
 @pytest.mark.processes
-def test_array_file_batches_equal_those_of_the_pixels(tmp_path: Path) -> None:
+def test_array_file_batches_equal_batches_of_the_pixels(tmp_path: Path) -> None:
     labels = write_npy(tmp_path, np.arange(12)).rename(tmp_path / "labels.npy")
     check_loader(ArrayFile(write_npy(tmp_path, PIXELS), labels=labels), list(PIXELS), range(12))
 

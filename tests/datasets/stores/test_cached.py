@@ -129,9 +129,7 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "tmp"
 
 
-def test_cache_folder_without_home_is_in_the_temporary_folder(
-    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folder_without_home_is_temporary(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = temporary_folder / f"gpuload-{os.getuid()}"
     for _ in range(2):
         check_arrays(load_or_build("/a", [1], build), build())

@@ -45,7 +45,7 @@ def write_list(folder: Path, text: str, name: str = "list.csv", **options: Any) 
 
 
 @pytest.mark.processes
-def test_file_list_batches_equal_those_of_the_images(folder: Path) -> None:
+def test_file_list_batches_equal_batches_of_the_images(folder: Path) -> None:
     check_loader(FileList(folder / "list.csv"))
 
 
@@ -204,11 +204,11 @@ def test_file_list_reads_a_parquet_file(folder: Path) -> None:
 @pytest.mark.usefixtures("index_cache")
 def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "path,label\na.jpg,dog\nb.jpg,cat\n"
-    first = write_list(folder, text)
+    dataset = write_list(folder, text)
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.datasets.stores.filelist._pack_rows", None)
         cached = FileList(folder / "list.csv")
-    assert cached.paths == first.paths
+    assert cached.paths == dataset.paths
     assert (cached.labels.tolist(), cached.classes) == ([1, 0], ["cat", "dog"])
     assert FileList(folder / "list.csv", target=None).labels is None, "cached targets were used"
     assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "a changed file must be read again"

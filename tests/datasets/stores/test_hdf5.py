@@ -38,7 +38,7 @@ def write_hdf5(path: Path, *, pixels: bool = False, labels: Any = LABELS, **opti
 
 
 @pytest.mark.processes
-def test_hdf5_batches_equal_those_of_the_images(tmp_path: Path) -> None:
+def test_hdf5_batches_equal_batches_of_the_images(tmp_path: Path) -> None:
     check_loader(HDF5(write_hdf5(tmp_path / "a.h5")))
 
 

@@ -41,7 +41,7 @@ def make_images_and_labels() -> dict[bytes, bytes]:
 
 
 @pytest.mark.processes
-def test_lmdb_batches_equal_those_of_the_images(tmp_path: Path) -> None:
+def test_lmdb_batches_equal_batches_of_the_images(tmp_path: Path) -> None:
     check_loader(LMDB(write_lmdb(tmp_path, make_images_and_labels()), image="{}.jpg", target="{}.cls"))
 
 
@@ -156,7 +156,7 @@ def test_lmdb_refuses_a_database_that_was_replaced(tmp_path: Path) -> None:
         dataset[1]
 
 
-def test_lmdb_reads_a_new_database_while_the_one_that_it_replaced_is_open(tmp_path: Path) -> None:
+def test_lmdb_reads_a_new_database_while_the_replaced_database_is_open(tmp_path: Path) -> None:
     path, replacement = (write_lmdb(tmp_path / name, {b"1": jpegs()[n]}) / "data.mdb" for n, name in enumerate("ab"))
     old = LMDB(path)
     assert old[0].data == jpegs()[0]

@@ -60,7 +60,7 @@ def test_parquet_with_block_shuffle_reads_each_row_group_once(tmp_path: Path, mo
 
 
 @pytest.mark.processes
-def test_parquet_batches_equal_those_of_the_images(tmp_path: Path) -> None:
+def test_parquet_batches_equal_batches_of_the_images(tmp_path: Path) -> None:
     table = make_table()
     for number in range(2):
         write_parquet(tmp_path / f"train-{number}.parquet", table.slice(7 * number, 7))

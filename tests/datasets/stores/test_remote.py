@@ -152,9 +152,7 @@ def test_client_read_names_a_lasting_fault_and_the_number_of_attempts(
         (418, OSError, r"the server answered 418"),
     ],
 )
-def test_client_raises_client_errors_after_one_attempt(
-    server: Server, status: int, kind: type[Exception], message: str
-) -> None:
+def test_client_raises_client_errors_at_once(server: Server, status: int, kind: type[Exception], message: str) -> None:
     server.always = status
     for call in (lambda client: read(client, server, (10, 100)), lambda client: client.stat([server.url + "/x"])):
         server.requests.clear()
@@ -171,9 +169,7 @@ def test_client_raises_client_errors_after_one_attempt(
         ("other", 0, "'bytes 1-90/300000' to a request for bytes 0-89:"),
     ],
 )
-def test_client_read_refuses_an_answer_with_a_range_that_was_not_requested(
-    server: Server, fault: str, begin: int, answer: str
-) -> None:
+def test_client_read_refuses_an_unrequested_range(server: Server, fault: str, begin: int, answer: str) -> None:
     server.always = fault
     with pytest.raises(OSError, match=f"the server answered {answer}"):
         read(make_client(), server, (begin, begin + 90))

@@ -125,9 +125,7 @@ def add_parquet_and_hdf5(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_at_a_url_equals_the_dataset_of_local_files(
-    name: str, local_root: Path, server: Server, tmp_path: Path
-) -> None:
+def test_dataset_at_a_url_equals_the_local_dataset(name: str, local_root: Path, server: Server, tmp_path: Path) -> None:
     if name in ("parquet", "hdf5"):
         add_parquet_and_hdf5(local_root)
         server.files |= {file: (local_root / file).read_bytes() for file in ("p.parquet", "h.h5")}
@@ -208,7 +206,7 @@ def test_parquet_at_a_url_reads_row_group_in_one_request(tmp_path: Path, server:
 
 
 @pytest.mark.processes
-def test_tar_shards_at_a_url_batches_equal_those_of_the_images(server: Server) -> None:
+def test_tar_shards_at_a_url_batches_equal_batches_of_the_images(server: Server) -> None:
     check_loader(gl.TarShards(server.url + "/t-{0..1}.tar", fields=("jpg", "cls")))
 
 
@@ -320,9 +318,7 @@ def test_file_list_and_coco_refuse_paths_outside_a_remote_root(path: str, server
             gl.Coco(server.url + "/img", server.url + "/c.json")
 
 
-def test_read_of_a_large_url_refuses_a_file_that_is_not_an_image(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_of_a_large_url_refuses_non_images(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 1000)
     server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
     assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
@@ -387,9 +383,9 @@ STORES: dict[str, Callable[[gl.Remote], Any]] = {
 
 @pytest.mark.parametrize("kind", STORES)
 def test_caches_of_one_store_are_not_used_for_another(two_stores: list[gl.Remote], kind: str) -> None:
-    first, second = (contents(STORES[kind](store)) for store in two_stores)
-    assert first != second
-    assert [contents(STORES[kind](store)) for store in two_stores] == [first, second]  # from the caches
+    expected = [contents(STORES[kind](store)) for store in two_stores]
+    assert expected[0] != expected[1]
+    assert [contents(STORES[kind](store)) for store in two_stores] == expected  # from the caches
 
 
 def test_cache_of_a_store_is_found_by_an_unpickled_remote(two_stores: list[gl.Remote]) -> None:

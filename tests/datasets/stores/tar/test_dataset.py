@@ -104,7 +104,7 @@ def test_lazy_reader_reads_each_sample_on_request(tmp_path: Path, reads: list) -
 
 
 @pytest.mark.processes
-def test_tar_shards_batches_equal_those_of_the_files(tmp_path: Path) -> None:
+def test_tar_shards_batches_equal_batches_of_the_files(tmp_path: Path) -> None:
     files = pictures_in(18)
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
     check_loader(dataset, [files[f"{number:05d}.jpg"] for number in range(18)], range(18))

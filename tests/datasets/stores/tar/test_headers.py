@@ -40,7 +40,7 @@ def refusal(path: Path, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_members_equal_those_of_tarfile(tmp_path: Path, format: str) -> None:
+def test_members_equal_the_members_in_tarfile(tmp_path: Path, format: str) -> None:
     # 185 characters, which take a prefix in ustar, a long name in gnu, and a record in pax.
     long_name = "/".join(["folder" * 5] * 4) + "/" + "n" * 60 + ".jpg"
     names = ["a.jpg", "ä.jpg", long_name, "x" * 100, "d/e.f.png", "empty.txt"]

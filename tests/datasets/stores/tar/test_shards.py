@@ -91,7 +91,7 @@ def test_open_shards_builds_each_time_if_nothing_is_writable(tmp_path: Path, mon
             assert open_shards([path])[0].samples == 1
 
 
-def test_open_shards_names_all_damaged_shards_and_saves_other_indices(tmp_path: Path) -> None:
+def test_open_shards_names_all_damaged_shards_and_saves_valid_indices(tmp_path: Path) -> None:
     paths = [str(archive(tmp_path / f"{number}.tar", {"a.jpg": bytes(600)})) for number in range(6)]
     for path in paths[1:]:
         os.truncate(path, 700)

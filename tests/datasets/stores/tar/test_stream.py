@@ -149,7 +149,7 @@ def test_tar_stream_refuses_more_readers_than_shards(tmp_path: Path) -> None:
         load_numbers(shards, rank=0, world_size=5, num_workers=0)
 
 
-def test_tar_stream_batches_equal_those_of_tar_shards(tmp_path: Path) -> None:
+def test_tar_stream_batches_equal_batches_of_tar_shards(tmp_path: Path) -> None:
     shards = shards_of_pictures(tmp_path, 2, 4)
     options = {"fields": FIELDS, "stream": True}
     steps = [gl.transforms.RandomResizedCrop(16)]
