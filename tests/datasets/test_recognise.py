@@ -129,7 +129,7 @@ def test_unfold_clips_makes_each_frame_a_leaf():
     assert describe(structure) == "{'clip': clip of 5 frames, 'image': ·, 'mask': ·, 'name': ·}"
     assert list(images) == [0, 1, 2, 3, 4, 5]
     assert list(targets) == [6]
-    assert leaves[7] == "a"
+    assert leaves[7] == "a"  # after five frames, the image and the mask
     finished = [torch.full((3, 4, 6), frame) for frame in range(5)]
     restored = unflatten(structure, [*finished, *leaves[5:]])
     assert restored["clip"].shape == (5, 3, 4, 6)

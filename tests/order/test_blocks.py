@@ -130,7 +130,7 @@ def test_each_rank_reads_only_its_part_of_the_blocks_of_a_window():
         plan = Shares(samples=blocks.n, batch_size=32, shuffle=True, blocks=blocks, rank=rank, world_size=8)
         indices = np.concatenate([batch.indices for batch in plan.batches(0)])
         assert len(indices) == blocks.n // 8
-        assert len(np.unique(indices // 256)) <= 20
+        assert len(np.unique(indices // 256)) <= 20, rank
 
 
 @settings(deadline=None, max_examples=20)

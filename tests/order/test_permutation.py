@@ -112,7 +112,7 @@ def test_every_index_is_equally_likely_at_every_position_of_a_small_order(n: int
         landed[np.arange(n), indices] += 1
     assert excess(landed, count / n, (n - 1) ** 2) < 6
     chi2_by_position = ((landed - count / n) ** 2 / (count / n)).sum(1)
-    assert chi2_by_position.max() < (n - 1) + 8 * (2 * (n - 1)) ** 0.5 + 10
+    assert chi2_by_position.max() < (n - 1) + 8 * (2 * (n - 1)) ** 0.5 + 10  # mean, 8 standard deviations, and a margin
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_indices_land_evenly_just_below_and_above_the_table(n: int) -> None:
     share = np.bincount(np.arange(n) * cells // n) / n
     assert excess(landed, count * share, n * (cells - 1)) < 6
     chi2_by_position = ((landed - count * share) ** 2 / (count * share)).sum(1)
-    assert chi2_by_position.max() < cells - 1 + 9 * (2 * (cells - 1)) ** 0.5
+    assert chi2_by_position.max() < cells - 1 + 9 * (2 * (cells - 1)) ** 0.5  # mean and 9 standard deviations
 
 
 def skew_of_pairs(orders: Iterator[np.ndarray], n: int, distance: int) -> float:
@@ -179,7 +179,7 @@ def test_a_large_order_fills_its_range_evenly() -> None:
     indices = Shuffle(n, epoch_key(0, 0))(np.arange(200_000))
     assert abs(excess(np.bincount(indices * cells // n, minlength=cells), 200.0, cells - 1)) < 6
     assert abs(excess(np.bincount(indices % cells, minlength=cells), 200.0, cells - 1)) < 6
-    pairs = (indices[:-1] * 30 // n) * 30 + indices[1:] * 30 // n
+    pairs = (indices[:-1] * 30 // n) * 30 + indices[1:] * 30 // n  # in 30 × 30 cells
     assert abs(excess(np.bincount(pairs, minlength=900), 199_999 / 900, 899)) < 6
 
 

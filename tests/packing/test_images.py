@@ -68,7 +68,7 @@ def test_resized_jpeg_keeps_chroma_sampling_and_has_the_requested_quality() -> N
         factors = {0: 0x11, 1: 0x21, 2: 0x22}[sampling]  # horizontal and vertical, of the luma
         header = scan_markers(small)
         assert header is not None
-        assert small[header.frame_at + 11] == factors
+        assert small[header.frame_at + 11] == factors  # of the first component
     low_quality, _ = convert(encode_smooth(), short_side=60, quality=30)
     default_quality, _ = convert(encode_smooth(), short_side=60)
     assert len(low_quality) < len(default_quality)

@@ -93,7 +93,7 @@ def test_crops_of_cuttable_photographs_equal_crops_of_the_originals(photos):
                 decoder.decode(Encoded(cuttable), cuttable_header, region),
                 decoder.decode(Encoded(jpeg), header, region),
             )
-    assert cut_count > 8
+    assert cut_count > 8, "too few regions were cut to test their pixels"
 
 
 @pytest.mark.processes
@@ -221,7 +221,7 @@ def test_add_index_and_cut_survive_any_changed_header(seed):
     with small_limits, always:
         for _ in range(150):
             jpeg = bytearray(original)
-            for offset in rng.integers(2, header_of(original).first_scan + 14, 2):
+            for offset in rng.integers(2, header_of(original).first_scan + 14, 2):  # up to the end of the scan's header
                 jpeg[offset] = rng.integers(256)
             header = scan_markers(bytes(jpeg))
             indexed = None if header is None else add_index(bytes(jpeg), header)
@@ -230,4 +230,4 @@ def test_add_index_and_cut_survive_any_changed_header(seed):
                 indexed_header: JpegHeader = header_of(indexed)
                 if indexed_header.height > 50 and indexed_header.width > 70:
                     cut(indexed, indexed_header, (20, 30, 30, 40))
-    assert indexed_count > 10
+    assert indexed_count > 10, "too few changed headers were indexed"

@@ -13,6 +13,7 @@ from helpers import lacking
 
 import gpuload as gl
 from gpuload.packing.manifest import add_hash, open_packed
+from gpuload.packing.stores import GROUP_ROWS
 
 from .packed_sets import STORES, Packing, content
 
@@ -43,7 +44,7 @@ def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
     damage = {
         "tar": f"in 1 of its {end - first} samples: key '00000006'",
         "array": f"in 1 of its {end - first} samples: entry 6",
-        "parquet": f"in {min(16, end - first)} of its {end - first} samples: row 0",
+        "parquet": f"in {min(GROUP_ROWS, end - first)} of its {end - first} samples: row 0",
     }[to]
     (problem,) = gl.verify(path)
     assert problem.startswith(f"{file.name} is damaged {damage}"), problem

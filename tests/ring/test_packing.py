@@ -284,7 +284,7 @@ def test_blocks_and_arrays_follow_the_pixels_aligned_to_64_bytes():
     assert [block.pieces for block in content.blocks.values()] == [[(128, 2)], [(192, 2)]]
     # The description begins with the number of arrays, and with the offset and size of each.
     assert np.frombuffer(packed.meta, np.int64, 5).tolist() == [2, 256, 3001, 3264, 3002]
-    assert packed.nbytes == 3264 + 3008
+    assert packed.nbytes == 3264 + 3008  # the last array, padded
     assert slot[128:148].view(np.int16).tolist() == [1] * 10
     assert slot[192:198].tolist() == [2] * 6
     assert slot[256 : 256 + 3001].tolist() == [3] * 3001
@@ -336,7 +336,7 @@ def test_received_arrays_are_copies_and_blocks_stay_in_the_slot():
         (lambda meta: meta[:100], pickle.UnpicklingError, "truncated"),
         (lambda meta: b"\0" * len(meta), pickle.UnpicklingError, "invalid load key"),
         (lambda meta: (1 << 40).to_bytes(8, "little") + meta[8:], ValueError, "buffer is smaller than requested size"),
-        (lambda meta: bytes(8) + meta[40:], pickle.UnpicklingError, r"out-of-band|buffers"),
+        (lambda meta: bytes(8) + meta[40:], pickle.UnpicklingError, r"out-of-band|buffers"),  # no arrays
         (lambda meta: bytes(8) + pickle.dumps([[]] * 30), TypeError, "positional arguments"),
     ],
     ids=["empty", "truncated", "zeros", "too many arrays", "too few arrays", "too many fields"],

@@ -177,7 +177,7 @@ def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None
     columns = [np.arange(0, 2 * count + 1, 2), np.arange(count + 1) * 9, np.arange(2 * count) * 40,
                np.full(2 * count, 20_000), np.tile([0, 1], count)]  # fmt: skip
     arrays = [column.astype(np.uint32) for column in columns]
-    arrays[4] = arrays[4].astype(np.uint8)
+    arrays[4] = arrays[4].astype(np.uint8)  # the fields of the members
     size, mtime_ns, column_bytes, checksum, skipped_files = 1, 1, (4, 4, 4, 4, 1), 0, 0
     lengths = (count, 2 * count, 9 * count, len(names))  # samples, members, and bytes of the keys and of the names
     header = HEAD.pack(MAGIC, size, mtime_ns, *lengths, *column_bytes, checksum, skipped_files)
