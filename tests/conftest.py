@@ -77,6 +77,7 @@ NEEDED = {
     "tests/stage/dali/": ("nvidia.dali",),
     "tests/stage/kornia/": ("kornia",),
     "tests/test_control_characters.py": ("h5py", "lmdb", "pyarrow", "typer"),
+    "tests/transforms/test_from_albumentations.py": ("albumentations", "cv2"),
     "tests/transforms/test_from_timm.py": ("timm",),
 }
 # The packages that a test needs because it uses a fixture of this name, or because a parameter has this value.

@@ -104,6 +104,7 @@ ABOUT_SEVERAL_MODULES = {
     "stage/test_process_state",
     "stage/test_timm_crops",
     "transforms/test_document",
+    "transforms/test_from_albumentations",
     "transforms/test_from_timm",
     "transforms/test_specs",
 }

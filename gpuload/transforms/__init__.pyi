@@ -7,6 +7,7 @@ from gpuload.transforms.blur_noise import JPEG as JPEG
 from gpuload.transforms.blur_noise import ElasticTransform as ElasticTransform
 from gpuload.transforms.blur_noise import GaussianBlur as GaussianBlur
 from gpuload.transforms.blur_noise import GaussianNoise as GaussianNoise
+from gpuload.transforms.blur_noise import MotionBlur as MotionBlur
 from gpuload.transforms.chain import Chain as Chain
 from gpuload.transforms.colour import ColorJitter as ColorJitter
 from gpuload.transforms.colour import Grayscale as Grayscale
@@ -45,6 +46,12 @@ from gpuload.transforms.geometry import RandomZoomOut as RandomZoomOut
 from gpuload.transforms.geometry import Resize as Resize
 from gpuload.transforms.interop import from_timm as from_timm
 from gpuload.transforms.interop import from_torchvision as from_torchvision
+from gpuload.transforms.interop_albumentations import from_albumentations as from_albumentations
+from gpuload.transforms.lighting import CLAHE as CLAHE
+from gpuload.transforms.lighting import GaussianIllumination as GaussianIllumination
+from gpuload.transforms.lighting import PlanckianJitter as PlanckianJitter
+from gpuload.transforms.lighting import RandomGamma as RandomGamma
+from gpuload.transforms.lighting import RandomShadow as RandomShadow
 from gpuload.transforms.mixing import CutMix as CutMix
 from gpuload.transforms.mixing import MixUp as MixUp
 from gpuload.transforms.policies import AugMix as AugMix

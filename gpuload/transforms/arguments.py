@@ -80,11 +80,11 @@ def refuse_albumentations(name: str, entry: object) -> None:
     subclasses that a user defines."""
     cls = entry if isinstance(entry, type) else type(entry)
     if any(base.__module__.partition(".")[0] == "albumentations" for base in cls.__mro__):
-        from gpuload.transforms.names import albumentations_remedy  # imported only when an error is raised
+        from gpuload.transforms.names import DATASET_REMEDY  # imported only when an error is raised
 
         raise TypeError(
-            f"{name} is albumentations' {cls.__name__}, which takes a single image, a NumPy array; "
-            f"{albumentations_remedy(cls.__name__)}"
+            f"{name} is albumentations' {cls.__name__}, which takes a single image, a NumPy array; convert the chain "
+            f"with gpuload.transforms.from_albumentations(…), or {DATASET_REMEDY}"
         )
 
 

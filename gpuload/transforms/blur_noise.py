@@ -1,7 +1,8 @@
 """Blur, noise, JPEG artefacts and elastic deformation, drawn for each sample.
 
-Names, arguments, defaults and distributions are torchvision's. The elastic deformation is from Simard, Steinkraus,
-Platt, "Best practices for convolutional neural networks applied to visual document analysis", ICDAR 2003.
+Names, arguments, defaults and distributions are torchvision's; those of `MotionBlur` are Albumentations'. The elastic
+deformation is from Simard, Steinkraus, Platt, "Best practices for convolutional neural networks applied to visual
+document analysis", ICDAR 2003.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.checks import argument, finite_number, flag, integer, interval, pair
+from gpuload.checks import argument, finite_number, flag, integer, interval, is_sequence, pair, probability
 from gpuload.transforms.arguments import fill_values, interpolation_name, size_pair
 from gpuload.transforms.base import Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.colour import OneOperation
 from gpuload.transforms.program.ops import Elastic, Ops, Record
 
-__all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise"]
+__all__ = ["JPEG", "ElasticTransform", "GaussianBlur", "GaussianNoise", "MotionBlur"]
 
 
 def _check_odd_sizes(name: str, value: object) -> tuple[int, int]:
@@ -49,6 +50,51 @@ class GaussianBlur(OneOperation):
         sigma = scale_to_range(self.sigma, uniforms(1))
         kernel = np.broadcast_to(np.array(self.kernel_size, np.float64), (len(sigma), 2))
         return self.ops_record(np.ones(len(sigma), bool), np.hstack([kernel, sigma, sigma]))
+
+
+def _check_kernel_range(name: str, value: object) -> tuple[int, int]:
+    """Return the smallest and the largest odd size; a number means 3 … number."""
+    limits = value if is_sequence(value) else (3, integer(name, value, minimum=3))
+    low, high = interval(name, limits, entry=integer, minimum=3)
+    return low | 1, high | 1
+
+
+@declaration
+class MotionBlur(OneOperation):
+    """Blur along a random line, as if the camera or the scene had moved, with probability `p`.
+
+    A result is the mean of the pixels on a line through it; borders are mirrored. Names, arguments, defaults and the
+    kernel are those of Albumentations 2.0.8.
+
+    Args:
+        blur_limit: the minimum and maximum length of the line in pixels, at least 3; a number x means 3 … x. Lengths
+            are odd; an even limit is raised by one.
+        allow_shifted: whether to move the line by up to a quarter of its length along both axes.
+        angle_range: the minimum and maximum angle, in degrees, clockwise.
+        direction_range: within -1 … 1: at 0 the line extends to both sides of the pixel, at -1 and 1 only to one side.
+        p: the probability.
+
+    Example:
+        >>> MotionBlur(11)
+        MotionBlur(blur_limit=(3, 11))
+    """
+
+    operations: ClassVar[tuple[str, ...]] = ("motion_blur",)
+    needs_full_image: ClassVar[bool] = True
+
+    blur_limit: int | tuple[int, int] = argument(_check_kernel_range, default=(3, 7), by_epoch=True)
+    allow_shifted: bool = argument(flag, default=True)
+    angle_range: tuple[float, float] = argument(interval, default=(0.0, 360.0), by_epoch=True)
+    direction_range: tuple[float, float] = argument(interval, default=(-1.0, 1.0), by_epoch=True, minimum=-1, maximum=1)
+    p: float = argument(probability, default=0.5, by_epoch=True)
+
+    def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
+        drawn, (low, high) = uniforms(6), self.blur_limit  # pyright: ignore[reportGeneralTypeIssues]
+        sizes = low + 2 * np.floor(drawn[:, 1] * ((high - low) // 2 + 1))
+        angles = scale_to_range(self.angle_range, drawn[:, 2])
+        directions = scale_to_range(self.direction_range, drawn[:, 3])
+        shifts = (2 * drawn[:, 4:] - 1) * ((sizes // 2) / 2 * self.allow_shifted)[:, None]
+        return self.ops_record(drawn[:, 0] < self.p, np.column_stack([sizes, sizes, angles, directions, shifts]))
 
 
 @declaration

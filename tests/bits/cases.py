@@ -172,6 +172,24 @@ def compressed(samples: Samples) -> dict[str, Any]:
     return labelled(samples, chain)
 
 
+@case()
+def light(samples: Samples) -> dict[str, Any]:
+    chain = [
+        T.RandomResizedCrop(24),
+        T.GaussianIllumination((0.2, 0.8), p=0.8),
+        T.RandomHorizontalFlip(),
+        T.PlanckianJitter(p=0.8),
+        T.RandomGamma((50, 200), p=0.8),
+    ]
+    return labelled(samples, chain)
+
+
+@case(runs=UNFUSED)
+def shadow(samples: Samples) -> dict[str, Any]:
+    chain = [T.Resize((24, 28)), T.RandomShadow(p=0.8), T.MotionBlur((3, 9), p=0.8), T.CLAHE(p=0.8), *END]
+    return labelled(samples, chain)
+
+
 @case(runs=UNFUSED)
 def elastic(samples: Samples) -> dict[str, Any]:
     chain = [T.Resize((30, 26), "bicubic", antialias=False), T.ElasticTransform((60.0, 90.0), 2.0), NORMALIZE]

@@ -26,7 +26,7 @@ REACH = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
-    "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
+    "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1, "gamma": 1, "illumination": 1},
 }
 
 # Differences between torch's kernels for CUDA and for the CPU: a hue, of 256, may be off by one.
@@ -116,7 +116,9 @@ def _operation(name: str, value: float, difference: float) -> float:
             return difference + 2.0 ** (8 - value)
         case "invert" | "permute" | "identity" | "noise":
             return difference
-        case "grayscale" | "blur":
+        case "white_balance":
+            return max(1.0, value) * difference + 1  # the least factor of blue, 0.003, goes with the greatest of red
+        case "motion_blur" | "grayscale" | "blur":
             return difference + 1
         case "pillow_blur":
             return difference + 6  # three box blurs in each direction round

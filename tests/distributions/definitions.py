@@ -230,6 +230,77 @@ def operation_with(transform: Any, p: float, name: str, number: float = 0) -> De
     return Definition(transform, operation, simulated)
 
 
+def uniform_operation(transform: Any, p: float, name: str, low: float, high: float, column: int = 0) -> Definition:
+    """Define an operation with a uniform number that is applied with a probability."""
+
+    def drawn(draws: T.Program) -> dict[str, np.ndarray]:
+        [record] = draws.records
+        done = (record.codes[:, 0] == OPS.index(name)).astype(float)
+        return {"done": done, "number": record.values[:, 0, column] * done}
+
+    def simulated(rng: Generator) -> dict[str, np.ndarray]:
+        done = (rng.uniform(size=N) < p).astype(float)
+        return {"done": done, "number": rng.uniform(low, high, N) * done}
+
+    return Definition(transform, drawn, simulated)
+
+
+BLUR = ("size", "angle", "direction", "shift x", "shift y")
+LAMP = ("intensity", "y", "x", "sigma")
+
+
+def motion_blurs(rng: Generator) -> dict[str, np.ndarray]:
+    """Simulate Albumentations' MotionBlur: even limits are raised to the next odd size."""
+    sizes = rng.choice([5, 7, 9], N)
+    shifts = rng.uniform(-1, 1, (2, N)) * (sizes // 2) / 2
+    return columns(BLUR, np.stack([sizes, rng.uniform(10, 80, N), rng.uniform(-0.5, 1, N), *shifts], axis=1))
+
+
+def red_factors(mode: str, limits: tuple[int, int], method: str, rng: Generator) -> dict[str, np.ndarray]:
+    """Simulate the factor of red of Albumentations' PlanckianJitter, with Kornia's table of illuminants. The factor of
+    blue is a function of that of red (test_lighting.py)."""
+    from kornia.augmentation._2d.intensity.planckian_jitter import get_planckian_coeffs
+
+    is_warm, (low, high), white = rng.uniform(size=N) < 0.4, limits, 6000
+    temperatures = np.where(is_warm, rng.uniform(low, white, N), rng.uniform(white, high, N))
+    if method == "gaussian":
+        shifts = abs(rng.normal(size=N)) / 3
+        temperatures = np.clip(white + np.where(is_warm, low - white, high - white) * shifts, low, high)
+    table = get_planckian_coeffs(mode).double().numpy()
+    steps = 15_000 - 500 * np.arange(len(table))[::-1]
+    return {"red": np.interp(temperatures // 1, steps, table[:, 0])}
+
+
+def lamps(rng: Generator) -> dict[str, np.ndarray]:
+    """Simulate Albumentations' Illumination(mode="gaussian"), in pixels."""
+    height, width = SIZE
+    intensity = rng.uniform(0.2, 0.7, N) * rng.choice([-1, 1], N)
+    y, x, sigma = rng.uniform(0.1, 0.8, N) * height, rng.uniform(0.1, 0.8, N) * width, rng.uniform(0.3, 0.9, N) * width
+    return columns(LAMP, np.stack([intensity, y, x, sigma], axis=1))
+
+
+SHADOWS = ("count", "share", "x", "y")
+
+
+def shadows(draws: T.Program) -> dict[str, np.ndarray]:
+    """Return the number of shadows, and the share of light and the second vertex of the first shadow."""
+    from gpuload.stage.reference.color import shadow_vertices
+
+    [record] = draws.records
+    counts = (record.codes != NOTHING).sum(axis=1)
+    firsts = np.array([[row[0], *shadow_vertices(row)[1]] for row in record.values[:, 0].tolist()])
+    return columns(SHADOWS, np.column_stack([counts, firsts * (counts > 0)[:, None]]))
+
+
+def simulated_shadows(rng: Generator) -> dict[str, np.ndarray]:
+    height, width = SIZE
+    counts = np.where(rng.uniform(size=N) < 0.6, rng.integers(1, 4, N), 0)
+    x = rng.integers(int(0.1 * width), int(0.7 * width), N)
+    y = rng.integers(int(0.2 * height), height, N)
+    firsts = np.column_stack([1 - rng.uniform(0.2, 0.7, N), x, y])
+    return columns(SHADOWS, np.column_stack([counts, firsts * (counts > 0)[:, None]]))
+
+
 def simulated_coin(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:
     """Return a simulation of a simulated_coin."""
     return lambda rng: {name: (rng.uniform(size=N) < p).astype(float)}

@@ -19,6 +19,7 @@ import torch
 from helpers.cut_batches import cut_batch
 from parity.case import BATCHES, BOUNDED, RUNS, Case
 from parity.images import SETS, image_set
+from parity.lighting import CONVERTED
 from parity.usable import why_not
 from transforms.specs import SPECS
 
@@ -44,11 +45,13 @@ class Measured:
 
 @cache
 def topics() -> dict[str, tuple[Case, ...]]:
-    """Return the cases of all transforms, by topic."""
+    """Return the cases of all transforms, and of conversions from Albumentations, by topic."""
     cases_by_topic: dict[str, list[Case]] = {}
     for spec in SPECS.values():
         for case in spec.parity:
             cases_by_topic.setdefault(case.topic, []).append(case)
+    for _, case in CONVERTED:
+        cases_by_topic.setdefault(case.topic, []).append(case)
     return {topic: tuple(cases_by_topic[topic]) for topic in sorted(cases_by_topic)}
 
 

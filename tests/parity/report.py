@@ -24,6 +24,7 @@ from parity.usable import why_not
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 TITLES = {
+    "albumentations": "Motion blur, exposure, light and shadow, compared with Albumentations 2.0.8",
     "auto": "Automatic augmentation, compared with a sequence of Pillow operations",
     "color": "Colour transforms, compared with Pillow's enhancers and operations, and blur, compared with Kornia",
     "erasing": "RandomErasing before and after normalization, with and without a flip afterwards, "
@@ -33,12 +34,14 @@ TITLES = {
     "mixing": "MixUp, compared with Kornia's blend, and CutMix, compared with Pillow's paste of float32 bands "
     '(mode "F")',
     "timm": "timm's resize and crops, compared with Pillow (other tests compare the random parameters with timm's)",
+    "with albumentations": "Transforms that `from_albumentations` converts, compared with Albumentations 2.0.8 "
+    "(other tests compare the random parameters)",
 }
 HEADER = """# Parity
 
 This page lists how closely each transform, on each backend, matches an oracle that is independent of gpuload. The
-oracle is Pillow if it has the operation, and otherwise Kornia, torch, torchvision or NumPy. Backends and oracles
-process the same images with the same random parameters, on the CPU. The images are {photographs} real photographs, and
+oracle is Pillow if it has the operation, and otherwise Kornia, torch, torchvision, NumPy or Albumentations. Backends
+and oracles process the same images with the same random parameters, on the CPU. The images are {photographs} real photographs, and
 {random} random images with {rounds} sets of random parameters each. The kernels of `fused` run in Triton's interpreter,
 which is slow, so `fused` processes only {small} images of at most 64×64, one of which is a photograph. The other
 backends process these images too.

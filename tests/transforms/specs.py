@@ -17,6 +17,7 @@ from distributions import definitions as D
 from distributions import published
 from hypothesis import strategies as st
 from parity import color
+from parity import lighting as lit
 from parity.auto import policy
 from parity.case import Case
 from parity.color import MEAN, STD, colour, in_both
@@ -37,6 +38,7 @@ from parity.geometry import (
     turned,
     warped,
 )
+from parity.lighting import lighting
 from parity.mixing import mixing
 
 from gpuload import transforms as T
@@ -94,6 +96,7 @@ MIXING = (
     "batch away)"
 )
 FINISHED = "comes after `ToDtype` or `Normalize`; `label_smoothing` is from timm"
+ALBUMENTATIONS_ONLY = "not in torchvision; from albumentations"
 ALBUMENTATIONS = "not in torchvision; from albumentations; swaps height and width"
 
 shares = st.floats(0, 1)
@@ -666,6 +669,103 @@ SPECS: dict[str, Spec] = {
             )
         ],
         chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), ranges(0.1, 4)),
+    ),
+    "MotionBlur": Spec(
+        picture="T.MotionBlur((15, 21), direction_range=(0.0, 0.0), p=1.0)",
+        note=ALBUMENTATIONS_ONLY,
+        parity=in_both(lighting("MotionBlur", T.MotionBlur((3, 15), p=0.9), "convolve", 0.1, 1, lit.MEAN_ON_A_LINE)),
+        draws=[
+            D.Definition(
+                T.MotionBlur((4, 9), True, (10.0, 80.0), (-0.5, 1.0), 1.0),
+                lambda draws: D.columns(D.BLUR, draws.records[0].values[:, 0, [0, 2, 3, 4, 5]]),
+                D.motion_blurs,
+            )
+        ],
+        chains=st.builds(T.MotionBlur, st.integers(3, 15), st.booleans(), p=chances),
+    ),
+    "RandomGamma": Spec(
+        picture="T.RandomGamma((250, 250), p=1.0)",
+        note=ALBUMENTATIONS_ONLY,
+        parity=in_both(
+            lighting("RandomGamma", T.RandomGamma((40, 250), 1), "gamma_transform", 0.1, 1, lit.GAMMA, lit.FUSED_POWER)
+        ),
+        draws=[D.uniform_operation(T.RandomGamma((40, 250), 0.3), 0.3, "gamma", 0.4, 2.5)],
+        chains=st.builds(T.RandomGamma, ranges(20, 300), chances),
+    ),
+    "PlanckianJitter": Spec(
+        picture="T.PlanckianJitter(p=1.0)",
+        note=ALBUMENTATIONS_ONLY,
+        parity=in_both(
+            lighting("PlanckianJitter", T.PlanckianJitter(p=1), "multiply_by_constant"),
+            lighting(
+                "PlanckianJitter(cied, gaussian)",
+                T.PlanckianJitter("cied", sampling_method="gaussian", p=1),
+                "multiply_by_constant",
+            ),
+        ),
+        draws=[
+            D.Definition(
+                T.PlanckianJitter(mode, limits, method, 1.0),
+                lambda draws: {"red": draws.records[0].values[:, 0, 0]},
+                partial(D.red_factors, mode, limits, method),
+            )
+            for mode, limits, method in (
+                ("blackbody", (3000, 15_000), "uniform"),
+                ("cied", (4500, 9000), "uniform"),
+                ("blackbody", (4000, 12_000), "gaussian"),
+            )
+        ],
+        chains=st.builds(T.PlanckianJitter, st.sampled_from(["blackbody", "cied"]), p=chances),
+    ),
+    "GaussianIllumination": Spec(
+        picture="T.GaussianIllumination((0.8, 0.8), 'brighten', sigma_range=(0.2, 0.2), p=1.0)",
+        note='not in torchvision; `Illumination(mode="gaussian")` of albumentations',
+        parity=in_both(
+            lighting(
+                "GaussianIllumination",
+                T.GaussianIllumination((0.1, 0.9), sigma_range=(0.05, 1.0), p=1),
+                "apply_gaussian_illumination",
+                0.01,
+                1,
+                lit.BELL,
+                lit.FUSED_POWER,
+            )
+        ),
+        draws=[
+            D.Definition(
+                T.GaussianIllumination((0.2, 0.7), "both", (0.1, 0.8), (0.3, 0.9), 1.0),
+                lambda draws: D.columns(D.LAMP, draws.records[0].values[:, 0, :4]),
+                D.lamps,
+            )
+        ],
+        chains=st.builds(T.GaussianIllumination, ranges(0, 1), p=chances),
+    ),
+    "RandomShadow": Spec(
+        picture="T.RandomShadow((0, 0, 1, 1), p=1.0)",
+        note=f"{ALBUMENTATIONS_ONLY}; the record has the key of a shadow's vertices, not the vertices",
+        parity=in_both(
+            lighting(
+                "RandomShadow",
+                T.RandomShadow((0, 0, 1, 1), (1, 3), 6, (0.2, 0.8), 1),
+                "add_shadow",
+                0.5,
+                255,
+                lit.SHADOW,
+            )
+        ),
+        draws=[
+            D.Definition(
+                T.RandomShadow((0.1, 0.2, 0.7, 1.0), (1, 3), 3, (0.2, 0.7), 0.6), D.shadows, D.simulated_shadows
+            )
+        ],
+        chains=st.builds(T.RandomShadow, shadow_dimension=st.integers(3, 6), p=chances),
+    ),
+    "CLAHE": Spec(
+        picture="T.CLAHE((8.0, 8.0), p=1.0)",
+        note=f"{ALBUMENTATIONS_ONLY}; computes OpenCV's `createCLAHE` on L of CIELAB",
+        parity=in_both(lighting("CLAHE", T.CLAHE((1, 6), (5, 3), 1), "clahe", 0.5, 4, lit.LAB)),
+        draws=[D.uniform_operation(T.CLAHE((1, 6), p=0.3), 0.3, "clahe", 1, 6, column=2)],
+        chains=st.builds(T.CLAHE, st.integers(1, 40), st.tuples(st.integers(1, 9), st.integers(1, 9)), chances),
     ),
     "GaussianNoise": Spec(
         picture="T.GaussianNoise(sigma=0.15)",

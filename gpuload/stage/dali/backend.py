@@ -21,7 +21,13 @@ __all__ = ["UNSUPPORTED", "DaliBackend"]
 INSTALL: Final = "run pip install 'gpuload[dali-cu13]' (CUDA 13, or no GPU) or 'gpuload[dali-cu12]' (CUDA 12)"
 
 # Operations in `gpuload.transforms.program.ops.OPS`.
-UNSUPPORTED: Final = {"permute": "DALI has no operator that reorders each image's channels"}
+UNSUPPORTED: Final = {
+    "permute": "DALI has no operator that reorders each image's channels",
+    **dict.fromkeys(
+        ("gamma", "white_balance", "illumination", "shadow", "motion_blur", "clahe"),
+        "DALI has no such operator for all devices",
+    ),
+}
 UNSUPPORTED_KINDS: Final = {
     Elastic: "DALI has no elastic deformation",
     PartnerMix: "DALI's operators process each image separately",

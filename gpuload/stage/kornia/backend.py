@@ -25,6 +25,8 @@ UNSUPPORTED: Final = {
     "noise": "Kornia draws its own noise",
     "permute": "Kornia draws its own order of channels",
     "pillow_blur": "Kornia has no box blur with a fractional radius",
+    "shadow": "Kornia draws its own shadows, which are not polygons",
+    "illumination": "Kornia draws its own illumination",
     "jpeg": "Kornia's JPEG gives an image other bits in a batch than alone",
 }
 

@@ -19,8 +19,9 @@ from typing import Final
 import numpy as np
 import torch
 from kornia import enhance
+from kornia.augmentation import RandomClahe, RandomPlanckianJitter
 from kornia.color import rgb_to_grayscale
-from kornia.filters import filter2d_separable, get_gaussian_kernel1d
+from kornia.filters import filter2d, filter2d_separable, get_gaussian_kernel1d, get_motion_kernel2d
 
 from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.reference.blur import mirrored_indices
@@ -105,6 +106,37 @@ def _blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return filter2d_separable(doubles, kernel_x, kernel_y, padding="valid").to(images.dtype)
 
 
+def _motion_blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Blur along lines of the same length, with mirrored borders: the two steps of Kornia's `motion_blur`, which waits
+    for the device. Kornia's angle is counterclockwise, and its line cannot be shifted."""
+    doubles, size = images.double(), int(values[0, 0])
+    angles, directions = torch.from_numpy(values[:, 2:4].T.copy())
+    kernels = upload(get_motion_kernel2d(size, -angles, directions).numpy(), images.device)
+    for axis, length in ((2, images.shape[2]), (3, images.shape[3])):
+        doubles = doubles.index_select(axis, upload(mirrored_indices(length, size // 2), images.device))
+    return filter2d(doubles, kernels, padding="valid").to(images.dtype)
+
+
+def _white_balance(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Scale red and blue by the factors of gpuload's illuminants instead of one from Kornia's table."""
+    if images.shape[1] == 1:
+        return images
+    jitter = RandomPlanckianJitter()
+    jitter.pl = upload(values[:, :2].astype(np.float32), images.device)
+    return jitter.apply_transform(images, {"idx": torch.arange(len(images), device=images.device)}, {})
+
+
+def _clahe(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Equalize each channel; images that are not larger than the grid are left unchanged, because Kornia does not
+    accept them."""
+    columns, rows = values[0, :2].astype(np.int64).tolist()
+    if images.shape[2] <= rows or images.shape[3] <= columns:
+        return images
+    flags = {"grid_size": (rows, columns), "slow_and_differentiable": False}
+    limits = upload(values[:, 2].astype(np.float32), images.device)
+    return RandomClahe().apply_transform(images, {"clip_limit_factor": limits}, flags)
+
+
 OPERATORS: Final[dict[str, Operator]] = {
     "brightness": _with_factor(enhance.adjust_brightness_accumulative),
     "contrast": _contrast,
@@ -119,6 +151,10 @@ OPERATORS: Final[dict[str, Operator]] = {
     "grayscale": _grayscale,
     "blur": _blur,
     "solarize_add": _solarize_add,
+    "gamma": _with_factor(enhance.adjust_gamma),
+    "white_balance": _white_balance,
+    "motion_blur": _motion_blur,
+    "clahe": _clahe,
 }
 
 

@@ -64,7 +64,7 @@ CANVAS: Final = 64  # on CUDA, images are resized together whose height and widt
 FLIPS: Final = (vflip, hflip)
 NO_CHANGE: Final = (NOTHING, code_of("identity"))
 WARP: Final = code_of("warp")
-BLUR: Final = code_of("blur")
+SIZED: Final = [*map(code_of, ("blur", "motion_blur", "clahe"))]  # their first two values are a size
 
 # Changes N×C×H×W images; `indices` are their indices in the arrays of a record.
 Change = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
@@ -247,8 +247,8 @@ class KorniaRunner:
         filters, is_owned = filter_codes(record.filters, record.codes.shape), False
         for position in range(record.codes.shape[1]):
             codes, values = record.codes[indices, position], record.values[indices, position]
-            # Warps are also grouped by filter and kind of map, blurs by the size of their kernels.
-            extra = np.where((codes == BLUR)[:, None], values[:, :2], 0).astype(np.int64)
+            # Warps are also grouped by filter and kind of map, blurs by the size of their kernels, CLAHE by its grid.
+            extra = np.where(np.isin(codes, SIZED)[:, None], values[:, :2], 0).astype(np.int64)
             extra = np.where((codes == WARP)[:, None], _warp_keys(values, filters[indices, position]), extra)
             for (code, *key), group in rows_by_key(map(tuple, np.column_stack([codes, extra]).tolist())).items():
                 if code in NO_CHANGE:

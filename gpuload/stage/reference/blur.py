@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, pad
 
 from gpuload.stage.device import upload
 from gpuload.stage.reference.canvas import Canvas
@@ -41,6 +41,8 @@ __all__ = [
     "box_blur",
     "box_blur_image",
     "mirrored_indices",
+    "motion_blur",
+    "motion_kernel",
     "sharpness",
 ]
 
@@ -110,6 +112,31 @@ def smooth(levels: torch.Tensor) -> torch.Tensor:
     smoothed = levels.clone()
     smoothed[:, :, 1:-1, 1:-1] = total.add_(6.5).div_(13).floor_()
     return smoothed
+
+
+def motion_blur(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Average the pixels on a line, with mirrored borders. Sums of levels are integers, which are exact even if the
+    convolution rounds its factors to TF32, and rounded, since some algorithms for CUDA are not exact."""
+    kernels = [motion_kernel(int(row[0]), *row[2:6]) for row in values.tolist()]
+    count, channels = levels.shape[:2]
+    radius = max(map(len, kernels)) // 2
+    weights = upload(np.stack([np.pad(kernel, radius - len(kernel) // 2) for kernel in kernels]), levels.device)
+    padded = levels
+    for axis in (2, 3):
+        padded = padded.index_select(axis, upload(mirrored_indices(levels.shape[axis], radius), levels.device))
+    taps = weights.to(levels.dtype)[:, None].repeat_interleave(channels, dim=0)
+    sums = conv2d(padded.flatten(0, 1)[None], taps, groups=count * channels).round_().view_as(levels)
+    return sums.div_(weights.sum(dim=(1, 2))[:, None, None, None]).round_()
+
+
+def motion_kernel(size: int, angle: float, direction: float, shift_x: float, shift_y: float) -> np.ndarray:
+    """Return which pixels of a kernel are on the line, bool (size, size): Albumentations' `create_motion_kernel`."""
+    radius, radians = size // 2, np.deg2rad(angle)
+    distances = np.linspace(-radius * (1 - max(direction, 0)), radius * (1 + min(direction, 0)), size)
+    x, y = radius + np.cos(radians) * distances + shift_x, radius + np.sin(radians) * distances + shift_y
+    kernel = np.zeros((size, size), np.bool_)
+    kernel[tuple(np.clip(np.rint([y, x]), 0, size - 1).astype(np.int64))] = True
+    return kernel
 
 
 PASSES: Final = 3

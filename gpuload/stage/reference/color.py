@@ -29,11 +29,14 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpuload.stage.device import upload
+from gpuload.rng import philox
+from gpuload.rng.philox import Key
+from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.reference.canvas import Canvas, Floats
 
 __all__ = [
     "ADJUST",
+    "GAMMA_GUARD",
     "GUARD",
     "LUMA",
     "POINTS",
@@ -41,6 +44,7 @@ __all__ = [
     "ImageOperation",
     "equalize_table",
     "luma",
+    "shadow_vertices",
     "single_colors",
     "stretch_table",
 ]
@@ -59,6 +63,9 @@ HALF: Final = torch.tensor(0.5, device="cpu")
 # level too low by one. This summand is larger than the loss (6e-5 at 511). It changes one level in 10,000, but up to 2%
 # of the levels with a factor of 1.2, whose blends are often just below an integer.
 GUARD: Final = 1e-4
+
+# Added before a power is truncated: float32 powers lose less than this.
+GAMMA_GUARD: Final = 1e-3
 
 TINY: Final = 1e-20  # added to integer divisors that can be 0, to avoid dividing 0 by 0
 
@@ -271,6 +278,73 @@ def equalize(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return _look_up(levels, equalize_table(counts))
 
 
+def gamma(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Raise levels to a power, truncated as in Albumentations."""
+    tables = upload(np.stack([gamma_table(exponent) for exponent in values[:, 0].tolist()]), levels.device)
+    return _look_up(levels, tables[:, None].expand(-1, levels.shape[1], -1))
+
+
+def gamma_table(exponent: float) -> np.ndarray:
+    """Return the new level for each level, float64 (256,), the same for an exponent of 1. Albumentations adds nothing,
+    so it darkens levels whose product is just below an integer."""
+    return np.floor((np.arange(LEVELS) / 255) ** exponent * 255 + GAMMA_GUARD)
+
+
+def white_balance(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Multiply red and blue by factors, truncated as in Albumentations; a single channel does not change."""
+    if levels.shape[1] == 3:
+        for channel, column in ((0, 0), (2, 1)):
+            levels[:, channel : channel + 1].mul_(_upload_per_image(values[:, column], levels))
+        levels.clamp_(0, 255).floor_()
+    return levels
+
+
+def illumination(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Multiply levels by 1 plus a bell around a point, truncated as in Albumentations. The bell is the product of one
+    number per row and one per column, from the host, so that it is the same on every device."""
+    intensity, *centers, sigma = (values[:, column, None] for column in range(4))
+    rows, columns = (
+        np.exp(-(((np.arange(length) - center) / sigma) ** 2) / 2)
+        for length, center in zip(levels.shape[2:], centers, strict=True)
+    )
+    rows, columns = upload_arrays([(intensity * rows).astype(np.float32), columns.astype(np.float32)], levels.device)
+    gain = (rows[:, None, :, None] * columns[:, None, None, :]).add_(1)
+    return levels.mul_(gain).clamp_(0, 255).floor_()
+
+
+def shadow(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """Darken a polygon, truncated as in Albumentations. As in OpenCV's `fillPoly`, the polygon consists of the pixels
+    that its sides enclose an odd number of times, and of those on its sides."""
+    height, width = levels.shape[2:]
+    vertices = np.stack([shadow_vertices(row) for row in values.tolist()])
+    rows, columns = (torch.arange(length, device=levels.device, dtype=torch.float64) for length in (height, width))
+    is_inside = torch.zeros(len(levels), height, width, dtype=torch.bool, device=levels.device)
+    is_on_side = is_inside.clone()
+    sides = np.stack([vertices, np.roll(vertices, -1, axis=1)], axis=2)  # n × sides × ends × (x, y)
+    for ends in upload(np.ascontiguousarray(sides.transpose(1, 2, 3, 0)), levels.device)[..., None]:
+        (x0, y0), (x1, y1) = ends
+        across, down = x1 - x0, y1 - y0
+        x = x0 + (rows - y0) * across / torch.where(down == 0, 1, down)  # where the side meets each row, n × H
+        y = y0 + (columns - x0) * down / torch.where(across == 0, 1, across)
+        meets_row = (rows >= torch.minimum(y0, y1)) & (rows <= torch.maximum(y0, y1))
+        meets_column = (columns >= torch.minimum(x0, x1)) & (columns <= torch.maximum(x0, x1))
+        crosses_row = meets_row & (rows < torch.maximum(y0, y1))
+        is_inside ^= crosses_row[:, :, None] & (columns < x[:, :, None])
+        is_steep = (down.abs() >= across.abs())[:, :, None]
+        is_on_side |= is_steep & meets_row[:, :, None] & ((columns - x[:, :, None]).abs() <= 0.5)
+        is_on_side |= ~is_steep & meets_column[:, None] & ((rows[:, None] - y[:, None]).abs() <= 0.5)
+    share = upload(values[:, 0].copy(), levels.device)[:, None, None, None]
+    return torch.where((is_inside | is_on_side)[:, None], (levels * share).floor_().to(levels.dtype), levels)
+
+
+def shadow_vertices(values: list[float]) -> np.ndarray:
+    """Return the vertices of a shadow, (x, y) in pixels, float64 (n, 2)."""
+    left, top, right, bottom = values[1:5]
+    key = Key(int(values[6]), int(values[7]))
+    numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, 2 * int(values[5])).reshape(-1, 2)
+    return np.floor((left, top) + numbers * (right - left, bottom - top))
+
+
 POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
     "solarize": solarize,
     "posterize": posterize,
@@ -280,6 +354,10 @@ POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
     "grayscale": grayscale,
     "permute": permute,
     "solarize_add": solarize_add,
+    "gamma": gamma,
+    "white_balance": white_balance,
+    "illumination": illumination,
+    "shadow": shadow,
 }
 
 
@@ -346,6 +424,11 @@ def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(_look_up_planes(planes, equalize_table(torch.stack(counts))))
 
 
+def _gamma(canvas: Canvas, values: Sequence[float]) -> None:
+    planes = _planes(canvas)
+    canvas.set(_look_up_planes(planes, torch.from_numpy(gamma_table(values[0])).expand(len(planes), -1)))
+
+
 def _planes(canvas: Canvas) -> np.ndarray:
     """Return a copy of the levels, C×H×W."""
     return canvas.image().transpose(2, 0, 1).copy()
@@ -374,4 +457,5 @@ def single_colors() -> dict[str, ImageOperation]:
         "solarize": _solarize,
         "autocontrast": _autocontrast,
         "equalize": _equalize,
+        "gamma": _gamma,
     }

@@ -27,8 +27,9 @@ import torch
 
 from gpuload.stage.device import upload
 from gpuload.stage.noise import batch_normals, normals
-from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, sharpness
+from gpuload.stage.reference.blur import blur, blur_image, box_blur, box_blur_image, motion_blur, sharpness
 from gpuload.stage.reference.canvas import Canvas
+from gpuload.stage.reference.clahe import clahe
 from gpuload.stage.reference.color import ADJUST, POINTS, ImageOperation, single_colors
 from gpuload.stage.reference.jpeg import compress, compress_image
 from gpuload.transforms.program.ops import OPS, ChainMixture, Ops
@@ -72,6 +73,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "noise": noise,
     "pillow_blur": box_blur,
     "jpeg": compress,
+    "motion_blur": motion_blur,
+    "clahe": clahe,
 }
 
 

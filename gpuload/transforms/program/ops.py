@@ -73,6 +73,12 @@ OPS: Final = (
     "solarize_add",  # threshold; amount added to pixel values below it
     "pillow_blur",  # radius in pixels, of Pillow's GaussianBlur, which consists of box blurs
     "jpeg",  # quality, 1 … 100
+    "gamma",  # exponent
+    "white_balance",  # factors of red and blue
+    "illumination",  # intensity, centre y and x, sigma, in pixels
+    "shadow",  # share of the light that remains; left, top, right, bottom of the vertices; their number; key words 0, 1
+    "motion_blur",  # kernel width and height, which are equal; angle in degrees, direction, shift along x and y
+    "clahe",  # tiles along x and y, clip limit
 )
 NOTHING: Final = -1  # the code that means no operation
 VALUES: Final = 8  # the maximum number of values of an operation

@@ -62,6 +62,8 @@ UNSUPPORTED_TRANSFORMS = [
     (T.GaussianNoise(), "noise: Kornia draws its own noise"),
     (T.RandomChannelPermutation(), "permute: Kornia draws its own order of channels"),
     (T.JPEG(50), "jpeg: Kornia's JPEG gives an image other bits in a batch than alone"),
+    (T.RandomShadow(), "shadow: Kornia draws its own shadows, which are not polygons"),
+    (T.GaussianIllumination(), "illumination: Kornia draws its own illumination"),
     (T.ElasticTransform(), "Kornia's elastic deformation gives an image other bits in a batch than alone"),
     (T.TimmRandAugment("rand-n4-p1-mstdinf-t3aw"), "pillow_blur: Kornia has no box blur with a fractional radius"),
     (T.RandomApply([T.RandomInvert(), T.JPEG(50)]), "JPEG: jpeg: Kornia's JPEG gives"),
