@@ -6,8 +6,10 @@ from helpers.matrix import matrix
 
 
 @matrix(strength=1, closed=["0", "1", "2", "0, 1, 2"], workers=[0, 1])
-def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(start, tmp_path, closed, workers):
-    program = start(f"""
+def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
+    start_program, tmp_path, closed, workers
+):
+    program = start_program(f"""
         for number in ({closed},):
             os.close(number)
         open_before = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]

@@ -31,12 +31,12 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["TOO", "WarmPopen", "warm_interpreters"]
+__all__ = ["WARM_CHILDREN_VARIABLE", "WarmPopen", "warm_interpreters"]
 
 MESSAGE_BYTES = 1 << 20
 MOST_DESCRIPTORS = 250
 FLAGS = {"-B", "-P", "-u"}
-TOO = "GPULOAD_TEST_WARM_TOO"  # set for a program whose own child interpreters should be warm, too
+WARM_CHILDREN_VARIABLE = "GPULOAD_TEST_WARM_TOO"  # set for a program whose own child interpreters should be warm, too
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl
 # Variables that an interpreter reads when it starts. LD_LIBRARY_PATH is not among them, since importing OpenCV sets it.
 SETTINGS = ("PYTHON", "LD_PRELOAD", "MALLOC")
@@ -200,7 +200,7 @@ def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str])
     code = 1
     try:
         settle(request, descriptors)
-        if TOO in os.environ:
+        if WARM_CHILDREN_VARIABLE in os.environ:
             subprocess.Popen = popen_of(Server(forked=True))
         code = run(request["script"], path)
     except BaseException:

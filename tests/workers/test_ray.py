@@ -232,18 +232,18 @@ def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
 
 
 def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
-    def with_versions(**others):
+    def set_versions(**versions):
         monkeypatch.setattr(
             Host,
             "__init__",
-            lambda host, *arguments: (initialize(host, *arguments), host._report.versions.update(others))[0],
+            lambda host, *arguments: (initialize(host, *arguments), host._report.versions.update(versions))[0],
         )
 
     initialize = Host.__init__
-    with_versions(pillow="1.0")
+    set_versions(pillow="1.0")
     with make_loader() as loader, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
         assert flatten(loader) == list(range(64))
-    with_versions(gpuload="9")
+    set_versions(gpuload="9")
     expected = r"has gpuload 9 \(here .*; install the same versions"
     with make_loader() as loader, pytest.raises(gl.WorkerError, match=expected):
         list(loader)

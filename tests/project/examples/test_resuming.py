@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 from helpers import lacking, peers
-from helpers.warm_interpreters import TOO
+from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 from project.examples.conftest import FOLDER
 
 pytestmark = [
@@ -155,7 +155,7 @@ def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path,
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(tmp_path),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        TOO: "1",
+        WARM_CHILDREN_VARIABLE: "1",
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
