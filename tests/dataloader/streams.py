@@ -55,21 +55,21 @@ class Noisy(Counting):
 class StatefulStream(Counting):
     """A stream with a state of its own."""
 
-    at = 0
+    count = 0
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = worker_share()
-        while (number := worker + self.at * workers) < self.samples:
-            self.at += 1
+        while (number := worker + self.count * workers) < self.samples:
+            self.count += 1
             self.kill_at_first_pass(number)
             yield number, random.random()
-        self.at = 0
+        self.count = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
+        return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+        self.count = state["count"]
 
 
 class StatefulIterator:
@@ -79,23 +79,23 @@ class StatefulIterator:
         self.worker, self.workers = worker_share()
         self.samples = samples
         self.offset = random.random()
-        self.at = 0
+        self.count = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        number = self.worker + self.at * self.workers
+        number = self.worker + self.count * self.workers
         if number >= self.samples:
             raise StopIteration
-        self.at += 1
+        self.count += 1
         return number, random.random()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "offset": self.offset}
+        return {"count": self.count, "offset": self.offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.offset = state["at"], state["offset"]
+        self.count, self.offset = state["count"], state["offset"]
 
 
 class StreamWithStatefulIterator(Counting):
@@ -108,7 +108,7 @@ class StatefulStreamAndIterator(StatefulStream):
 
     def __iter__(self) -> Iterator[Any]:
         self.worker, self.workers = worker_share()
-        self.at = 0
+        self.count = 0
         return self
 
     __next__ = StatefulIterator.__next__

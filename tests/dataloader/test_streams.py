@@ -79,15 +79,15 @@ def test_length_of_a_stream_is_that_of_dataloader(batch_size, drop_last):
 def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
     """DataLoader warns with each extra batch, if `len(loader)` was called before; gpuload warns once."""
 
-    class Wrong(Sized):
+    class TooShort(Sized):
         def __len__(self):
             return self.samples - 3
 
-    theirs = DataLoader(Wrong(), 1)
+    theirs = DataLoader(TooShort(), 1)
     assert len(theirs) == 7
     with pytest.warns(UserWarning, match="Length of IterableDataset"):
         expected = list(theirs)
-    loader = cpu_loader(Wrong(), 1)
+    loader = cpu_loader(TooShort(), 1)
     assert alike([batch for batch in loader], expected)  # noqa: C416 (list() asks for the length)
     assert len(loader) == 7
     batches = iter(loader)
@@ -103,11 +103,11 @@ def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
 def test_stream_as_long_as_its_length_does_not_warn(workers):
     """Two workers give a batch more than `len(loader)`, since each has an incomplete batch: samples are counted."""
 
-    class Known(Counting):
+    class SizedAmongWorkers(Counting):
         def __len__(self):
             return self.samples
 
-    with cpu_loader(Known(8), 3, num_workers=workers) as loader:
+    with cpu_loader(SizedAmongWorkers(8), 3, num_workers=workers) as loader:
         assert len(loader) == 3
         sizes = [len(batch) for batch in loader]
     assert (len(sizes), sum(sizes)) == (3 + (workers == 2), 8)
@@ -181,11 +181,11 @@ def test_stream_without_workers_runs_in_the_main_thread_with_its_environment():
 
 
 def test_num_workers_defaults_to_0_for_a_stream_and_worker_info_is_none():
-    class Asks(IterableDataset):
+    class YieldsWorkerInfo(IterableDataset):
         def __iter__(self):
             yield str(get_worker_info())
 
-    loader = gl.Loader(Asks(), device="cpu")
+    loader = gl.Loader(YieldsWorkerInfo(), device="cpu")
     assert loader.num_workers == 0
     assert list(loader) == [["None"]]
 
@@ -221,16 +221,16 @@ def test_worker_init_fn_can_divide_a_stream_among_workers():
         def __iter__(self):
             return iter(range(self.start, self.samples))
 
-    def share_out(worker):
+    def set_bounds(worker):
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
         assert worker == info.id
-        half = -(-info.dataset.samples // info.num_workers)
-        info.dataset.start = worker * half
-        info.dataset.samples = min((worker + 1) * half, info.dataset.samples)
+        share = -(-info.dataset.samples // info.num_workers)
+        info.dataset.start = worker * share
+        info.dataset.samples = min((worker + 1) * share, info.dataset.samples)
 
-    batches = as_lists(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=share_out))
+    batches = as_lists(gpuload_batches(Bounds(7), 2, num_workers=2, worker_init_fn=set_bounds))
     assert batches == [[0, 1], [4, 5], [2, 3], [6]]
 
 

@@ -112,8 +112,8 @@ def test_torchvisions_detection_reference_trains_with_a_loader():
 
     batches = gpuload_batches(dataset, batch_sampler=sampler(), collate_fn=zipped)
     assert alike(batches, torch_batches(dataset, batch_sampler=sampler(), collate_fn=zipped))
-    of_chunks = gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1)  # collated in the main process
-    assert alike(of_chunks, torch_batches(dataset, 4, collate_fn=zipped))
+    batches_of_chunks = gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1)  # collated in the main process
+    assert alike(batches_of_chunks, torch_batches(dataset, 4, collate_fn=zipped))
     model = torch.nn.Conv2d(3, 4, 3, padding=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for images, targets in batches:  # the steps of its train_one_epoch

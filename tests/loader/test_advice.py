@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuload.loader import advice as module
+from gpuload.loader import advice as advice_module
 from gpuload.loader.advice import advice
 from gpuload.loader.stats import Part, Stats, WorkerStats, replace_figures
 
@@ -43,7 +43,7 @@ def replace_stats(stats: Stats, **figures: Any) -> Stats:
 def advise(stats: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> str:
     """Return the advice on a machine with this number of CPUs and limit on page-locked memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "lockable_bytes", lambda: lockable_bytes)
+        patch.setattr(advice_module, "lockable_bytes", lambda: lockable_bytes)
         sentence = advice(replace_stats(stats, cpu__count=cpus))
     assert "\n" not in sentence
     return sentence
@@ -311,9 +311,9 @@ def test_advice_without_jpegs_does_not_mention_jpegs():
 
 
 def test_sentences_have_known_conditions_and_existing_figures():
-    figures = module._Figures(make_stats(waiting=0.31, **DECODING))
-    for condition, sentence in module.SENTENCES.items():
-        assert condition in {*figures.conditions, *module.PART_NAMES, "wait"}
+    figures = advice_module._Figures(make_stats(waiting=0.31, **DECODING))
+    for condition, sentence in advice_module.SENTENCES.items():
+        assert condition in {*figures.conditions, *advice_module.PART_NAMES, "wait"}
         for owner, _, name in (path.partition(".") for _, path, _, _ in Formatter().parse(sentence) if path):
             assert owner == "stats" or name.partition(".")[0] in dir(figures)
 

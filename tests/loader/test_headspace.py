@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gpuload as gl
-from gpuload.loader import headspace as measuring
+from gpuload.loader import headspace as headspace_module
 from gpuload.loader.headspace import WARM_UP, HeadspaceRates
 
 STEPS = 4
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(measuring, "perf_counter", clock)
+    monkeypatch.setattr(headspace_module, "perf_counter", clock)
     return clock
 
 
@@ -76,8 +76,8 @@ def test_headspace_of_a_loop_that_does_not_wait_says_so(clock, capsys):
 
 
 def test_headspace_counts_the_last_step_of_each_measurement_and_no_warm_up_step(clock):
-    loop, seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
-    for _, step_s in zip(loop, seconds, strict=True):
+    loop, step_seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
+    for _, step_s in zip(loop, step_seconds, strict=True):
         clock.seconds += step_s
     assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)
 
@@ -136,8 +136,8 @@ def test_headspace_without_an_accelerator_excludes_the_time_to_copy_batches(cloc
 
 
 def pretend_device(monkeypatch: pytest.MonkeyPatch, synchronize: Callable[[object], None]) -> None:
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
+    monkeypatch.setattr(headspace_module.devices, "is_available", lambda: True)
+    monkeypatch.setattr(headspace_module.devices, "current_device", lambda: torch.device("cuda", 1))
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
 
 

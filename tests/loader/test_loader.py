@@ -171,10 +171,10 @@ def test_pad_to_pads_a_batch_to_multiples_and_replay_returns_the_unpadded_sample
     dataset = MapDataset(lambda i: gl.Image(smooth_image(20 + i, 30, i)), 3)
     with gl.Loader(dataset, 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
         [(padded, sizes)] = list(loader)
-        alone = loader.replay(0, 1).sample
+        unpadded = loader.replay(0, 1).sample
     assert padded.shape == (3, 3, 32, 32)
     assert sizes.tolist() == [[20, 30], [21, 30], [22, 30]]
-    assert torch.equal(padded[1, :, :21, :30], alone)
+    assert torch.equal(padded[1, :, :21, :30], unpadded)
 
 
 # -- memory and processes ---------------------------------------------------------------------------------------------
@@ -206,13 +206,13 @@ def snapshot(earlier: set[int]) -> tuple[int, int, int]:
 def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
     dataset = gl.ImageFolder(jpeg_folder)
     with gl.Loader(dataset, 4, shuffle=True, transforms=RECIPE, num_workers=2, device="cpu") as loader:
-        first, earlier = None, child_processes()
+        first_snapshot, earlier = None, child_processes()
         for _ in range(10):
             for step, _ in enumerate(loader):
                 if step == 6:
                     break
-            first = first or snapshot(earlier)
-        assert snapshot(earlier) == first
+            first_snapshot = first_snapshot or snapshot(earlier)
+        assert snapshot(earlier) == first_snapshot
         list(loader)
         assert loader._session.ring.used_bytes == 0  # the number of slots depends on how far workers got
 
@@ -221,9 +221,9 @@ def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
 def test_workers_persist_between_epochs(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as loader:
         list(loader)
-        first = loader._session.engine.pids
+        pids = loader._session.engine.pids
         list(loader)
-        assert loader._session.engine.pids == first
+        assert loader._session.engine.pids == pids
 
 
 SCRIPT = """
@@ -446,8 +446,8 @@ class FailsToUnpickle:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_sample_that_cannot_be_unpickled_raises_a_sample_error(workers):
-    falls = lambda i: FailsToUnpickle() if i == 3 else i  # noqa: E731
-    with gl.Loader(MapDataset(falls, 6), 2, num_workers=workers, device="cpu") as loader:
+    make_sample = lambda i: FailsToUnpickle() if i == 3 else i  # noqa: E731
+    with gl.Loader(MapDataset(make_sample, 6), 2, num_workers=workers, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(gl.SampleError, match=r"not a number.*while unpickling the samples in the main process"):
@@ -485,7 +485,7 @@ def test_failing_draw_after_a_whole_image_transform_raises_a_sample_error():
 
 # -- notebooks --------------------------------------------------------------------------------------------------------
 
-SHOWN = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
+PICTURES = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
 
 
 def notebook_rows(loader):
@@ -493,7 +493,7 @@ def notebook_rows(loader):
 
 
 def test_loader_in_a_notebook_shows_its_options_and_epoch():
-    loader = gl.Loader(SHOWN, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu", seed=7)
+    loader = gl.Loader(PICTURES, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu", seed=7)
     rows = notebook_rows(loader)
     assert rows["samples"] == "6"
     assert rows["shuffle, seed"] == "False, 7"
@@ -509,7 +509,7 @@ def test_dataset_repr_in_a_notebook_is_escaped_and_shortened():
         def __repr__(self):
             return "<img src=x onerror=alert(1)>" + "x" * 100 + "the end"
 
-    loader = gl.Loader(Named(SHOWN), num_workers=0, device="cpu")
+    loader = gl.Loader(Named(PICTURES), num_workers=0, device="cpu")
     assert "<img" not in loader._repr_html_()
     assert notebook_rows(loader)["dataset"].startswith("<img src=x")
     assert notebook_rows(loader)["dataset"].endswith("the end")  # shortened in the middle
@@ -530,7 +530,7 @@ def test_long_list_as_a_dataset_is_shown_shortened():
 
 
 def test_loader_in_a_notebook_queries_no_device(monkeypatch):
-    loader = gl.Loader(SHOWN, num_workers=0)
+    loader = gl.Loader(PICTURES, num_workers=0)
 
     def fail(*args):
         raise AssertionError("a device was queried")

@@ -51,28 +51,28 @@ def test_sampler_lists_the_samples_of_this_rank_in_the_next_epoch(world_size, op
 
 
 def test_set_epoch_of_the_sampler_sets_the_epoch_of_the_loader():
-    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as other:
+    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as reference:
         loader.sampler.set_epoch(5)
-        other.set_epoch(5)
-        assert list(loader.sampler) == list(other.sampler) == read_indices(other) == read_indices(loader)
+        reference.set_epoch(5)
+        assert list(loader.sampler) == list(reference.sampler) == read_indices(reference) == read_indices(loader)
         assert loader.epoch == 5
         iterator = iter(loader)
-        assert list(loader.sampler) == list(other.sampler), "no batch was read: the next iter() begins again"
+        assert list(loader.sampler) == list(reference.sampler), "no batch was read: the next iter() begins again"
         next(iterator)
         expected = list(loader.sampler)
-        assert expected != list(other.sampler)
+        assert expected != list(reference.sampler)
         assert read_indices(loader) == expected
         assert loader.epoch == 7
 
 
 def test_set_epoch_after_iter_restarts_the_epoch_if_no_batch_was_read():
     """Lightning calls `iter()`, then `set_epoch()`, and then reads batches; its checkpoints contain the next epoch."""
-    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as other:
+    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as reference:
         for epoch in (0, 1):
             iterator = iter(loader)
             loader.sampler.set_epoch(epoch)
-            assert read_indices(iterator) == read_indices(other)
-            assert loader.state_dict() == other.state_dict()
+            assert read_indices(iterator) == read_indices(reference)
+            assert loader.state_dict() == reference.state_dict()
             assert loader.state_dict()["epoch"] == epoch + 1
 
 

@@ -39,11 +39,11 @@ from gpuload.loader.stats import (
 JPEG = jpeg_bytes(smooth_image(40, 60, 0))
 
 
-def mixed_images(samples: int = 24, kills: int = -1) -> MapDataset:
-    """Return a dataset of JPEGs and, as every fourth sample, an array. Reading sample `kills` ends the process."""
+def mixed_images(samples: int = 24, deadly_index: int = -1) -> MapDataset:
+    """Return a dataset in which every fourth sample is an array, the rest JPEGs. Sample `deadly_index` ends its process."""
 
     def sample(index: int) -> tuple[Any, int]:
-        if index == kills:
+        if index == deadly_index:
             os._exit(3)
         return (gl.Encoded(JPEG) if index % 4 else gl.Image(np.zeros((40, 60, 3), np.uint8))), index
 
@@ -102,18 +102,18 @@ def test_stats_since_a_snapshot_are_the_difference():
     with make_loader(num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        first = loader.stats()
-        assert first.first_s > 0
+        snapshot = loader.stats()
+        assert snapshot.first_s > 0
         next(iterator)
         next(iterator)
         began = time.perf_counter()
-        second, total = loader.stats(since=first), loader.stats()
+        difference, total = loader.stats(since=snapshot), loader.stats()
         between_s = time.perf_counter() - began
-        assert (first.batches, second.batches, total.batches) == (1, 2, 3)
-        assert second.first_s == 0
-        assert total.seconds == pytest.approx(first.seconds + second.seconds, abs=between_s + 1e-6)
+        assert (snapshot.batches, difference.batches, total.batches) == (1, 2, 3)
+        assert difference.first_s == 0
+        assert total.seconds == pytest.approx(snapshot.seconds + difference.seconds, abs=between_s + 1e-6)
         load_all(loader)
-        assert (loader.stats().epoch, loader.stats().batches, loader.stats(since=first).batches) == (1, 6, 8)
+        assert (loader.stats().epoch, loader.stats().batches, loader.stats(since=snapshot).batches) == (1, 6, 8)
         deadline = time.monotonic() + 60
         while (last := loader.stats()).workers != loader.stats().workers:  # until the worker is idle
             assert time.monotonic() < deadline
@@ -121,9 +121,9 @@ def test_stats_since_a_snapshot_are_the_difference():
     assert (final.batches, final.seconds) == (6, last.seconds)
     assert (final.workers, final.ring.bytes) == (last.workers, last.ring.bytes)
     assert final.part("idle").seconds <= final.seconds
-    assert loader.stats(since=first).batches == 8
+    assert loader.stats(since=snapshot).batches == 8
     next(iter(loader))  # new workers, whose counters begin at 0
-    assert loader.stats(since=first).batches == loader.stats().batches == 1
+    assert loader.stats(since=snapshot).batches == loader.stats().batches == 1
     loader.close()
 
 
@@ -135,7 +135,7 @@ def test_stats_without_persistent_workers_are_available_after_the_epoch():
 
 @pytest.mark.processes
 def test_stats_keep_the_counts_of_a_dead_worker():
-    with make_loader(mixed_images(kills=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
+    with make_loader(mixed_images(deadly_index=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="sample 9"):
             stats = load_all(loader)
         assert (stats.images, stats.faults.errors) == (23, 1)
