@@ -53,7 +53,7 @@ class Noisy(Counting):
 
 
 class StatefulStream(Counting):
-    """A stream with a state of its own."""
+    """A stream whose state is the count of the samples that it has yielded."""
 
     count = 0
 

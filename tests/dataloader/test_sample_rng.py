@@ -20,7 +20,8 @@ def two_draws(key):
 def first_draws(**options) -> list[int]:
     batches = gpuload_batches(MapDataset(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
     for batch in batches:
-        assert all(first == second for first, second in batch)  # each call returns a new generator
+        for first, second in batch:
+            assert first == second, "each call must return a new generator"
     return [first for batch in batches for first, _ in batch]
 
 
@@ -78,7 +79,7 @@ def test_sample_rng_outside_of_a_sample_raises():
 
 
 class SelfSeededTransform:
-    """A transform that draws from a generator created once, like those of Albumentations."""
+    """A transform that draws from a generator created once, as in Albumentations."""
 
     def __init__(self):
         self.generator = np.random.default_rng()

@@ -126,7 +126,7 @@ def test_sampler_is_read_no_further_than_the_batches_in_progress():
 
 
 def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
-    """The dataset and the training loop draw from the global generators in between."""
+    """The dataset and the training loop draw from the global generators while the sampler is read."""
 
     class RandomKeys:
         def __iter__(self):
@@ -192,7 +192,7 @@ def test_batch_size_none_gives_single_samples(shuffle):
     options = {"batch_size": None, "shuffle": shuffle}
     assert len(cpu_loader(MapDataset(), **options)) == 10
     samples = gpuload_batches(MapDataset(), **options)
-    assert all(type(sample) is int for sample in samples)
+    assert {type(sample) for sample in samples} == {int}
     assert sorted(samples) == torch_batches(MapDataset(), None)
     assert (samples == sorted(samples)) is not shuffle
 
@@ -267,19 +267,16 @@ def test_set_epoch_reaches_the_sampler():
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "dataloader_raises"),
-    [
-        ({"sampler": [1], "shuffle": True}, True),
-        ({"sampler": [1], "batch_sampler": [[1]]}, True),
-        ({"batch_sampler": [[1]], "batch_size": 2}, True),
-        ({"batch_sampler": [[1]], "shuffle": True}, True),
-        ({"batch_sampler": [[1]], "drop_last": True}, True),
-        ({"batch_size": None, "drop_last": True}, True),
-        ({"sampler": [1], "uneven": "drop"}, False),
-        ({"sampler": [1], "repeats": 2}, False),
-    ],
-)
+@pytest.mark.parametrize(("options", "dataloader_raises"), [
+    ({"sampler": [1], "shuffle": True}, True),
+    ({"sampler": [1], "batch_sampler": [[1]]}, True),
+    ({"batch_sampler": [[1]], "batch_size": 2}, True),
+    ({"batch_sampler": [[1]], "shuffle": True}, True),
+    ({"batch_sampler": [[1]], "drop_last": True}, True),
+    ({"batch_size": None, "drop_last": True}, True),
+    ({"sampler": [1], "uneven": "drop"}, False),
+    ({"sampler": [1], "repeats": 2}, False),
+])  # fmt: skip
 def test_mutually_exclusive_arguments_raise_as_in_dataloader(options, dataloader_raises):
     if dataloader_raises:
         with pytest.raises(ValueError, match=r"."):

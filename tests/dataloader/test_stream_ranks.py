@@ -24,7 +24,7 @@ LIMIT_S = 300
 pytestmark = pytest.mark.usefixtures("warm")
 
 PROGRAM = '''
-"""One of two ranks of a process group. Prints for each case the samples of a stream, warnings and the error."""
+"""One of two ranks of a process group. Prints the samples, the warnings and the error of each case as JSON."""
 import json, os, sys, warnings
 from itertools import islice
 
@@ -49,7 +49,7 @@ class AsksTorch(IterableDataset):
 
 
 class AsksGpuload:
-    """Not an IterableDataset of torch, whose import would take a worker longer than all else."""
+    """A stream that is not a torch IterableDataset, because importing torch would dominate a worker's start-up time."""
 
     def __iter__(self):
         info = gl.get_worker_info()
@@ -103,6 +103,7 @@ dist.destroy_process_group()
 '''
 
 
+# Names of streams, of which the text before a comma is the class, and numbers of workers.
 DIVIDED_CASES = [("AsksTorch", 1), ("AsksTorch", 0), ("AsksGpuload", 2), ("AsksGpuload", 0), ("AsksTheEnvironment", 1)]
 CASES = [*DIVIDED_CASES, ("IgnoresRank", 0), ("IgnoresRank", 1), ("IgnoresRank, world_size=1", 0), ("Communicates", 1)]
 
@@ -135,9 +136,9 @@ def results_by_case(tmp_path_factory, warm_popen):
 def test_stream_that_asks_for_its_rank_is_divided_among_ranks(results_by_case, case):
     results = results_by_case[case]
     assert [result["warnings"] for result in results] == [[], []]
-    for half in (slice(20), slice(20, 40)):
-        first, second = (result["numbers"][half] for result in results)
-        assert sorted(first + second) == list(range(40))
+    for epoch in (slice(0, 20), slice(20, 40)):  # each rank gets 20 of the 40 samples in each of two epochs
+        numbers = [number for result in results for number in result["numbers"][epoch]]
+        assert sorted(numbers) == list(range(40))
 
 
 @pytest.mark.processes
@@ -188,8 +189,8 @@ def test_worker_seed_differs_between_epochs_ranks_workers_and_seeds():
 
     other_rank = seeds_of(rank=1)
     seeds = [seed for _, seed, _ in other_rank + seeds_of(rank=0, num_workers=2) + seeds_of(rank=0, seed=6)]
-    assert len(set(seeds)) == 8
-    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert len(set(seeds)) == 2 * (1 + 2 + 1)  # epochs × (a worker of rank 1, two of rank 0, one with another seed)
+    assert 0 <= min(seeds) <= max(seeds) < 2**32
     assert seeds_of(rank=1) == other_rank
 
 
@@ -224,7 +225,8 @@ def test_worker_init_fn_and_dataset_see_the_seed_that_torch_has():
         batches = gpuload_batches(RecordsSeeds(), None, worker_init_fn=record_seed, epochs=2, **options)
         observed += [(rank, number // 3, *batch) for number, batch in enumerate(batches)]  # three samples an epoch
     # Which worker reads which sample, and whether both read any, is left to chance.
-    assert all((seed_now == seed_at_start) == (epoch == 0) for _, epoch, _, seed_at_start, seed_now in observed)
+    for rank, epoch, worker, seed_at_start, seed_now in observed:
+        assert (seed_now == seed_at_start) == (epoch == 0), (rank, epoch, worker)
     assert len({seed_at_start for _, _, _, seed_at_start, _ in observed}) == len(
         {(rank, worker) for rank, _, worker, _, _ in observed}
     )
@@ -275,7 +277,7 @@ def test_datapipe_with_sharding_filter_warns_that_samples_repeat():
             batches = list(loader) + list(loader)
         assert len(caught) == 1
     assert sorted(torch.cat(batches).tolist()) == sorted([*range(8)] * 4)
-    assert len(gpuload_batches(pipe, 4)) == 2  # in one process there is nothing to divide
+    assert len(gpuload_batches(pipe, 4)) == 2  # does not warn in one process, which needs no division
 
 
 class TestRanksFromTheEnvironment:

@@ -1,4 +1,4 @@
-"""Resumption of iterable datasets: by the state of the dataset, by that of its iterator, or by skipping samples."""
+"""Resumption of iterable datasets: by the state of the dataset or of its iterator, or by skipping samples."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class TorchStreamAndIterator(StatefulStreamAndIterator, IterableDataset):
     """A dataset with `__next__`, which therefore must be an IterableDataset."""
 
 
+# By how the position in the stream is restored.
 STREAMS = {
     "by counting": lambda: Noisy(11),
     "by its own state": lambda: StatefulStream(11),
@@ -60,7 +61,7 @@ def load_epoch(loader) -> list:
 
 
 def read_and_save(loader, count):
-    """Return the first batches, also of following epochs, and the state after these, as JSON keeps it."""
+    """Return the next `count` batches, of as many epochs as needed, and the state after them, converted by JSON."""
     batches = chain(iter(loader), chain.from_iterable(repeat(loader)))
     return list(map(to_python, islice(batches, count))), json.loads(json.dumps(loader.state_dict()))
 
@@ -109,7 +110,7 @@ def test_resume_of_a_stream_with_workers_continues_identically(name):
     assert sorted(numbers_of(undisturbed)) == list(range(11))
 
 
-def test_stream_state_counts_delivered_samples_not_those_read_ahead():
+def test_stream_state_counts_delivered_samples_not_samples_read_ahead():
     class Greedy(StatefulStream):
         yielded = 0
 
@@ -212,7 +213,7 @@ def test_dataset_iter_is_called_by_iter_of_the_loader():
 
 
 def test_state_dict_before_a_replay_equals_the_loaded_state():
-    """Until samples are skipped, the dataset's own state is that of its beginning, and must not be saved."""
+    """Until samples are skipped, the dataset's own state is the initial one, and must not be saved."""
     _, state = read_batches_and_state(StatefulStream(11), 2)
     state["stream"]["workers"][0]["state"] = None
     with stream_loader(StatefulStream(11)) as loader:
@@ -262,7 +263,7 @@ def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
                 next(batches)
             with pytest.raises(TypeError, match=r"the state_dict\(\) of the dataset" + message):
                 loader.state_dict()
-            assert len(list(batches)) == 6 - count
+            assert len(list(batches)) == 6 - count  # of six batches
 
 
 class Typed(StatefulStream):
@@ -346,7 +347,7 @@ def test_state_before_the_first_batch_rewinds_the_dataset(iterator_used, iterato
 
 
 def test_state_dict_before_the_first_batch_changes_no_random_numbers():
-    """The method calls `iter()` of the dataset, once, whose random numbers are those that it would draw later."""
+    """The method calls `iter()` of the dataset once, which draws the same random numbers as it would later."""
 
     class Draws(StreamWithStatefulIterator):
         calls = 0

@@ -1,4 +1,4 @@
-"""torchvision's TVTensors in samples: batches are those of DataLoader."""
+"""Samples with torchvision's TVTensors give the same batches as in DataLoader."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
 
 
 def detection(index: int):
-    """Return a sample like those of torchvision's detection reference without ToPureTensor."""
+    """Return a sample of torchvision's detection reference, without ToPureTensor."""
     size = SIZE[0] + index, SIZE[1]
     target = {
         "boxes": boxes(index, 1 + index % 3, canvas_size=size),

@@ -44,11 +44,11 @@ def test_get_worker_info_describes_each_worker(worker_init_fn, tmp_path):
         return worker_info(key)
 
     options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": worker_init_fn}
-    infos = {batch[0] for batch in gpuload_batches(MapDataset(info_once_both_workers_run, 20), **options)}
+    infos = {info for [info] in gpuload_batches(MapDataset(info_once_both_workers_run, 20), **options)}
     assert {(worker, *numbers) for _, worker, *numbers, _, _ in infos} == {(0, 2), (1, 2)}
     assert {kind for *_, kind in infos} == {"MapDataset"}
     assert len({seed for _, _, _, seed, _ in infos}) == 2
-    assert len({entry[0] for entry in infos}) == 2
+    assert len({pid for pid, *_ in infos}) == 2
     assert worker_info(0) is None
 
 
@@ -67,7 +67,7 @@ def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, 
     call_count = 1 if persistent else 3
     assert sorted(worker for worker, _ in workers_and_pids) == ["0"] * call_count + ["1"] * call_count
     assert len({pid for _, pid in workers_and_pids}) == 2 * call_count
-    assert not any(is_alive(int(pid)) for _, pid in workers_and_pids)
+    assert [pid for _, pid in workers_and_pids if is_alive(int(pid))] == []
 
 
 @pytest.mark.processes
@@ -129,21 +129,19 @@ def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_run
         gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note)
         runs.append(sorted(path.read_text() for path in tmp_path.iterdir()))
     assert runs[0] == runs[1]
-    assert runs[0][0] != runs[0][1]
+    number_of_worker_0, number_of_worker_1 = runs[0]
+    assert number_of_worker_0 != number_of_worker_1
 
 
 # -- when they start and end ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("new_values", "options"),
-    [
-        ([100, 100], {"num_workers": 1, "persistent_workers": True}),
-        ([100, 100], {"num_workers": 1, "persistent_workers": False}),
-        ([100, 100, 100], {"num_workers": 0}),
-    ],
-)
+@pytest.mark.parametrize(("new_values", "options"), [
+    ([100, 100], {"num_workers": 1, "persistent_workers": True}),
+    ([100, 100], {"num_workers": 1, "persistent_workers": False}),
+    ([100, 100, 100], {"num_workers": 0}),
+])  # fmt: skip
 def test_list_that_changed_between_epochs_is_read_as_changed(new_values, options):
     dataset = [1, 1]
     with gl.Loader(dataset, 2, device="cpu", **options) as loader:
@@ -204,7 +202,7 @@ def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
         next(batches)
         wait_until(lambda: len(list(tmp_path.iterdir())) >= 8, "8 samples are read")
         assert len(list(tmp_path.iterdir())) == 8  # the first 2, and 3 batches of 2
-    gpuload_batches(MapDataset(), prefetch_factor=2)  # without workers too, which DataLoader refuses
+    gpuload_batches(MapDataset(), prefetch_factor=2)  # accepted without workers, unlike in DataLoader
     with pytest.raises(ValueError, match="prefetch_factor"):
         torch.utils.data.DataLoader(MapDataset(), prefetch_factor=2)
 

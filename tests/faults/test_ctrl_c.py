@@ -17,7 +17,7 @@ IN_A_FINALIZER = re.compile(
     r"Exception ignored in: <function (on_collected\.<locals>\.call|Epoch\.__del__) .*\n(.*\n)*?KeyboardInterrupt: \n"
 )
 
-# Where the program is when the signal arrives, which goes to all processes of its group.
+# Programs that print "here" at the place where the signal, which goes to all processes of their group, is to arrive.
 PLACES = {
     "in the loop body": """
         for batch in number_loader():
@@ -91,4 +91,5 @@ def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start_progra
         error = IN_A_FINALIZER.sub("", error)
         error, _, ignored = error.partition("Exception ignored in")
         assert f"{PACKAGE}/" not in ignored
-    assert (ONE_CTRL_C, TWO_CTRL_CS)[presses - 1].fullmatch(error), error
+    expected = ONE_CTRL_C if presses == 1 else TWO_CTRL_CS
+    assert expected.fullmatch(error), error

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are o
 
 
 class DeadlySample:
-    """Samples that are their numbers. The samples `at` call `act`, at most `times` times in all processes."""
+    """Images with their numbers. The samples in `bad` call `act`, at most `times` times in all processes."""
 
     def __init__(self, samples: int, folder: Path, bad: Container[int], act, times: int = 10**9) -> None:
         self.samples, self.folder, self.bad, self.act, self.times = samples, str(folder), bad, act, times
@@ -99,11 +99,11 @@ def test_deaths_on_the_way_to_a_sample_of_an_iterable_dataset_do_not_count_again
     with make_loader(dataset, 1, batch_size) as loader:
         assert [number for batch in loader for number in batch.tolist()] == list(range(8))
         assert len(loader.errors) == 0
-    assert len(os.listdir(tmp_path)) == 5
+    assert len(os.listdir(tmp_path)) == 5  # processes, of which the last reached the end
 
 
 class DeadlyState(DeadlyStream):
-    """A `DeadlyStream` with a state. A process exits while it resumes if its number is before the state's."""
+    """A `DeadlyStream` with a state. A process exits while it resumes if its exit number is before the state."""
 
     def __init__(self, folder: Path, exit_numbers: list[int]) -> None:
         super().__init__(folder, exit_numbers)
@@ -160,14 +160,11 @@ def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
     assert dataset.calls == 1
 
 
-@pytest.mark.parametrize(
-    ("act", "deaths", "cause"),
-    [
-        (read_null, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
-        (exit_with_7, 3, "2 workers died while processing only this sample: exited with status 7"),
-        (kill_self, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
-    ],
-)
+@pytest.mark.parametrize(("act", "deaths", "cause"), [
+    (read_null, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
+    (exit_with_7, 3, "2 workers died while processing only this sample: exited with status 7"),
+    (kill_self, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
+])  # fmt: skip
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, deaths, cause, on_error):
     dataset = DeadlySample(80, tmp_path, [13], act)
@@ -240,7 +237,7 @@ def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path,
                 patch.setattr(pool_module, "time", OneHourLater)
                 checked_at = pool._checked_at
                 pool.collect_events(0.0)
-                assert pool._checked_at > checked_at + 3500
+                assert pool._checked_at > checked_at + 3500  # about an hour later
                 pool._checked_at = checked_at
         assert seen == list(range(64))
         assert not loader._session.engine.deaths.causes
@@ -279,7 +276,7 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
                         os.kill(generator.choice(pids), signal.SIGKILL)
             assert sorted(seen) == list(range(len(dataset)))
         assert len(loader.errors) == 0
-    assert deaths >= 18
+    assert deaths >= 18  # three in each of six epochs
 
 
 KILLS = 100

@@ -8,7 +8,7 @@ import signal
 import pytest
 from helpers.processes import is_alive, wait_until
 
-# What a program does before it is killed, and how many processes it has then.
+# What a program does before it is killed, and how many processes it has started by then.
 KILLED = {
     "in mid-epoch": (
         """
@@ -43,7 +43,7 @@ KILLED = {
         say("here")
         time.sleep(1000)
         """,
-        1,
+        1,  # the template
     ),
     "while all other processes are stopped": (
         """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# -- collected --------------------------------------------------------------------------------------------------------
+# -- closed or collected ----------------------------------------------------------------------------------------------
 
+# Code that drops or closes a `loader`, by its situation.
 COLLECTED = {
     "not started": "del loader",
     "closed twice, not collected": "check_epoch(loader); loader.close(); loader.close()",
@@ -69,7 +70,7 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(run_without_errors):
     """)
 
 
-# -- several ----------------------------------------------------------------------------------------------------------
+# -- several loaders or iterators -------------------------------------------------------------------------------------
 
 
 def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(run_without_errors):
@@ -154,5 +155,5 @@ def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(run_wit
         with contextlib.suppress(ChildProcessError):
             os.waitpid(stuck.pid, 0)
         stuck = failing = normal = wait = end = None
-        assert held_resources() == before, held_resources()
+        assert held_resources() == before
     """)

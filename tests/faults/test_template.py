@@ -34,7 +34,7 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(run_without
             process.Template.fork = kill_and_fork
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(template_pids()) == 1, "it is replaced")
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(template_pids()) == 1, "one template runs")
         assert template_pids() != [first_pid]
         check_epoch(loader)
         loader.close()
@@ -83,12 +83,11 @@ def test_a_worker_that_dies_after_its_template_has_an_unknown_exit_status(run_wi
         next(batches)
         engine = loader._session.engine
         victim = engine.pids[0]
-        os.kill(template_pids()[0], signal.SIGSTOP)  # it reaps no process any more
+        os.kill(template_pids()[0], signal.SIGSTOP)  # so that it can no longer reap processes
         os.kill(template_pids()[0], signal.SIGKILL)
         os.kill(victim, signal.SIGKILL)
         assert torch.cat([*batches]).tolist() == list(range(4, 400))
-        causes = engine.deaths.causes
-        assert any("its exit status is unknown" in cause for cause in causes), causes
+        assert "its exit status is unknown" in " ".join(engine.deaths.causes)
         loader.close()
     """)
 
@@ -126,7 +125,7 @@ def test_exit_handlers_registered_at_import_run_in_the_template_alone(run_withou
 
 
 def test_finalizers_created_in_workers_run_when_they_exit(run_without_errors, tmp_path):
-    """The template's own finalizers run when the template exits. `weakref` has one exit function for a process."""
+    """`weakref` registers one exit function per process, which must run the finalizers of that process only."""
     (tmp_path / "finalizing.py").write_text(
         """import os, weakref
 def create_file(name): open(f"{os.environ['EXITS']}/{name}-{os.getpid()}", "w").close()
@@ -145,7 +144,7 @@ finalizer = weakref.finalize(data, create_file, "template")
         os.environ["EXITS"] = f"{tmp}/exits"
         sys.path.insert(0, tmp)
         import finalizing
-        finalizing.finalizer.detach()  # that of this process
+        finalizing.finalizer.detach()  # so that this process writes no file at exit
         loader = gl.Loader(finalizing.Data(), 4, num_workers=2, device="cpu", persistent_workers=True)
         wait_until(lambda: list(loader) and all(w.samples for w in loader.stats().workers), "each has loaded a sample")
         names = {f"worker-{pid}" for pid in loader._session.engine.pids}
@@ -206,7 +205,8 @@ class Data:
 
 # -- forked workers compared with separate interpreters ---------------------------------------------------------------
 
-# A dataset that starts a thread in its template unless its workers are to be forked.
+# A dataset that calls a function. Unless `forked`, it starts a thread when it is unpickled, so that its workers are
+# separate interpreters.
 FUNCTION_DATA = """
 class FunctionData:
     def __init__(self, forked, function):
@@ -260,7 +260,7 @@ def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(run_
         first_facts = [next(batches)[0] for batches in iterators]
         assert first_facts[0] == first_facts[1], first_facts
         assert first_facts[0]["environment"]["OMP_NUM_THREADS"] == "1"
-        assert int(first_facts[0]["SigBlk"], 16) == 1 << signal.SIGUSR2 - 1
+        assert int(first_facts[0]["SigBlk"], 16) == 1 << signal.SIGUSR2 - 1  # bit 0 is signal 1
 
         signal.pthread_sigmask(signal.SIG_SETMASK, {{signal.SIGUSR1, signal.SIGINT}})
         os.sched_setaffinity(0, cpus)
@@ -270,8 +270,9 @@ def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(run_
         last_facts = [list(batches)[-1][-1] for batches in iterators]
         assert last_facts[0] == last_facts[1], last_facts
         assert last_facts[0]["environment"]["MKL_NUM_THREADS"] == "1"
-        assert int(last_facts[0]["SigBlk"], 16) == 1 << signal.SIGUSR1 - 1
+        assert int(last_facts[0]["SigBlk"], 16) == 1 << signal.SIGUSR1 - 1  # workers unblock SIGINT
         assert last_facts[0]["folder"] == f"{{tmp}}/other"
+        # One file for each number of threads (1 if forked) and index: each loader has replaced its worker.
         assert {{"1 0", "1 100", "2 0", "2 100"}} <= set(os.listdir(tmp)), os.listdir(tmp)
         assert ["are forked" in text for text in logged if "template" in text] == [True, False]
         for loader in loaders:
@@ -299,6 +300,7 @@ def test_forked_workers_draw_the_same_random_numbers_as_separate_interpreters(ru
         assert samples[True] == samples[False]
         assert inits[True] == inits[False]
         assert len(set(inits[True])) == 2
+        # Forked workers share the template's hash seed; separate interpreters have their own.
         assert (len(hashes[True]), len(hashes[False])) == (1, 2)
     """)
 
@@ -315,7 +317,7 @@ def test_a_collate_fn_draws_different_random_numbers_in_each_worker(run_without_
         with gl.Loader(data, 4, num_workers=2, device="cpu", collate_fn=draw) as loader:
             batches = list(loader)
         for name, values in zip(("random", "numpy", "torch"), zip(*batches)):
-            assert len(set(values)) == 10, (name, values)
+            assert len(set(values)) == len(batches), (name, values)
         assert "are forked" in logged[0], logged
     """)
 
@@ -467,5 +469,5 @@ class Data:
         import holding
         with gl.Loader(holding.Data(), 4, num_workers=3, chunk_size=2, device="cpu") as loader:
             assert torch.cat(list(loader)).tolist() == list(range(240))
-        assert any("are forked" in text for text in logged), logged
+        assert "are forked" in " ".join(logged)
     """)

@@ -169,9 +169,9 @@ def write_module(folder, at_import: str, condition: str) -> str:
         sys.path.insert(0, tmp)
         import own_module
         with gl.Loader(own_module.Data(), 4, num_workers=2, device="cpu") as loader:
-            indices, right = map(torch.cat, zip(*loader))
+            indices, is_right = map(torch.cat, zip(*loader))
         assert indices.tolist() == list(range(40))
-        assert right.all(), right
+        assert is_right.all(), is_right
         [text] = [text for text in logged if "template" in text]
     """
 
@@ -189,7 +189,7 @@ def test_a_library_that_was_used_in_the_template_works_in_the_workers(run_withou
 FILESYSTEMS = {
     "with its loop, in the template": ("files = fsspec.filesystem('http')", THREADS_LOG),
     "with its loop, in the workers": ("files = None", FORKED_LOG),
-    "others in the template": (
+    "of files and memory, in the template": (
         "fsspec.filesystem('file').info('/'); fsspec.filesystem('memory').pipe('a', b'b'); files = None",
         FORKED_LOG,
     ),

@@ -103,6 +103,7 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(run_without_erro
     """)
 
 
+# The function of the dataset, and what the main thread does before the program ends.
 DAEMONS = {
     "in next()": ("hang_from_8", "wait_for_the_hang()"),
     "in the loop body": ("int", "inside.wait(30)"),
@@ -193,7 +194,7 @@ def test_dead_workers_are_replaced_where_their_exit_status_is_lost(run_without_e
         before = held_resources()
         loader = number_loader(die_once_at(17))
         check_epoch(loader)
-        assert not happens_first("17")
+        assert not happens_first("17"), "no worker has died"
         assert len(worker_pids()) == 2
         loader.close()
         assert held_resources() == before

@@ -209,8 +209,8 @@ def worker_pids():
 
 
 def held_resources():
-    """Return the kinds of this process's open descriptors, the number of its child processes, and the number of its
-    mappings of gpuload's memory. Close the fork server first, which outlives sessions."""
+    """Return the kinds of this process's open descriptors, the numbers of its child processes and of its mappings of
+    gpuload's memory. Closes the fork server first, which outlives sessions."""
     gc.collect()
     fork_server.close()
     links = []

@@ -1,4 +1,4 @@
-"""The rule of "auto" in simulated time, where it must find the best numbers soon; and the tuner of a loader."""
+"""The rule of "auto", which must find the best numbers soon in simulated time; and the tuner of a loader."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Simulation:
     """A loader, its data and a training loop in simulated time.
 
     `chunk_s(workers, chunk)` is the time a worker takes for a chunk while this many work, `cpu_share` the fraction of
-    this time that is spent computing, `step_s(batch)` the time the loop takes for a batch. Workers take chunks in order,
-    and may begin a batch once it is among the next `ahead` batches. A device that takes `device_s` per batch runs
-    asynchronously, at most two steps behind the loop.
+    this time that is spent computing, `step_s(batch)` the time the loop takes for a batch. Workers take chunks in
+    order, and may begin a batch once it is among the next `ahead` batches. A device that takes `device_s` per batch
+    runs asynchronously, at most two steps behind the loop.
     """
 
     chunk_s: Callable[[int, int], float]
@@ -117,7 +117,7 @@ def noisy(chunk_s: Callable[[int, int], float], sigma: float, seed: int = 0) -> 
 
 @dataclass
 class Tuning:
-    steps: list[tuple[int, Step]]
+    steps: dict[int, Step]  # by the number of the batch after which the rule decided
     settled: list[int]  # the batches after which the rule was settled
     seconds: list[float]  # the seconds of each batch
     auto: Autotune
@@ -129,10 +129,10 @@ class Tuning:
 
     @property
     def workers(self) -> list[int]:
-        return [step.after.workers for _, step in self.steps]
+        return [step.after.workers for step in self.steps.values()]
 
     def workers_at(self, batch: int) -> int:
-        return [step.after.workers for number, step in self.steps if number < batch][-1]
+        return [step.after.workers for number, step in self.steps.items() if number < batch][-1]
 
 
 def tune(
@@ -151,7 +151,7 @@ def tune(
     auto = Autotune(Setting(start, simulation.ahead), cpus=cpus, workers=workers, ahead=ahead)
     auto.chunks = simulation.chunks
     simulation.resize(start)
-    tuning, ready, skip, since = Tuning([], [], [], auto), START_S, 1, 0.0
+    tuning, ready, skip, since = Tuning({}, [], [], auto), START_S, 1, 0.0
     for batch in range(batches):
         if batch == change_at:
             vars(simulation).update(change or {})
@@ -168,7 +168,7 @@ def tune(
             step = auto.decide(simulation.load(since), lambda: Room(max_workers, MAX_AHEAD, "the memory"))
             since = simulation.now
             if step is not None:
-                tuning.steps.append((batch, step))
+                tuning.steps[batch] = step
                 assert step.after == auto.setting
                 simulation.ahead = auto.setting.ahead
                 if step.after.workers > step.before.workers:
@@ -223,7 +223,7 @@ def test_autotune_with_cpu_bound_decoding_takes_as_many_workers_as_cpus(cpus, si
 def test_autotune_reaches_enough_workers_within_20_batches(simulation, options, workers, batches_per_s):
     tuning = tune(simulation, 400, **options)
     assert tuning.workers == workers
-    assert tuning.steps[-1][0] <= 20
+    assert max(tuning.steps) <= 20
     assert tuning.settled[0] <= 30
     assert tuning.rate == pytest.approx(batches_per_s, rel=0.05)
 
@@ -242,14 +242,14 @@ def test_autotune_with_an_asynchronous_device_keeps_a_worker_that_gains_20_perce
     tuning = tune(Simulation(decoding(8, 0.015), lambda batch: step_s, device_s=0.05), 600)
     assert tuning.auto.setting.workers >= 2
     assert tuning.rate == pytest.approx(20, rel=0.001)
-    assert not any("did not help" in step.reason for _, step in tuning.steps)
+    assert "did not help" not in " ".join(step.reason for step in tuning.steps.values())
 
 
 def test_autotune_with_sleeping_workers_takes_more_workers_than_cpus():
     tuning = tune(Simulation(lambda workers, chunk: 0.2, lambda batch: 0.1, cpu_share=0.02), cpus=2, max_workers=32)
     assert 8 <= tuning.auto.setting.workers <= 12
     assert tuning.rate == pytest.approx(10, rel=0.01)
-    assert tuning.steps[-1][0] <= 20
+    assert max(tuning.steps) <= 20
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -260,7 +260,7 @@ def test_autotune_with_a_saturated_disk_takes_back_its_step(streams, sigma):
     tuning = tune(make(), 400)
     assert tuning.auto.setting.workers in (1, 4)
     assert tuning.auto.setting.workers >= streams
-    last_step = tuning.steps[-1][1]
+    *_, last_step = tuning.steps.values()
     assert last_step.after.workers < last_step.before.workers
     assert "more workers did not help: a batch took " in last_step.reason
     assert last_step.reason.endswith("; not tried again for 500 batches")
@@ -269,9 +269,10 @@ def test_autotune_with_a_saturated_disk_takes_back_its_step(streams, sigma):
 
 def test_autotune_retries_a_step_that_did_not_help_ever_more_rarely():
     tuning = tune(Simulation(lambda workers, chunk: 0.05 * workers, lambda batch: 0.01, cpu_share=0.1), 8000)
-    attempts = [number for number, step in tuning.steps if step.after.workers > step.before.workers][1:]
+    _, *attempts = [batch for batch, step in tuning.steps.items() if step.after.workers > step.before.workers]
     assert len(attempts) == 4
-    assert [after - before > 400 * 2**n for n, (before, after) in enumerate(pairwise(attempts))] == [True] * 3
+    for n, (before, after) in enumerate(pairwise(attempts)):
+        assert after - before > 400 * 2**n
 
 
 def test_autotune_retries_more_workers_once_the_data_changes():
@@ -326,7 +327,7 @@ def test_autotune_lowers_prefetch_factor_once_samples_become_even():
     simulation = Simulation(lambda workers, chunk: 0.5 if chunk % 20 == 7 else 0.02, lambda batch: 0.1)
     even = {"chunk_s": lambda workers, chunk: 0.02}
     tuning = tune(simulation, 1600, start=4, workers=False, ahead=True, change=even, change_at=200)
-    assert max(step.after.ahead for _, step in tuning.steps) == 8
+    assert max(step.after.ahead for step in tuning.steps.values()) == 8
     assert tuning.auto.setting.ahead == 2
 
 
@@ -350,7 +351,7 @@ def test_autotune_follows_a_loop_that_becomes_faster():
 @pytest.mark.parametrize("every", [10, 40])
 def test_autotune_does_not_count_workers_as_idle_during_pauses(every):
     tuning = tune(Simulation(decoding(8), lambda batch: 60.0 if batch % every == every - 1 else 0.05), 800, start=4)
-    assert all(workers >= 3 for workers in tuning.workers)
+    assert min(tuning.workers, default=4) >= 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -358,12 +359,12 @@ def test_autotune_with_noisy_times_settles(seed):
     steps = random.Random(seed)
     chunks = noisy(decoding(8), 0.4, seed)
     tuning = tune(Simulation(chunks, lambda batch: 0.05 * steps.lognormvariate(0, 0.3)), 1000, start=4)
-    assert sum(number > 60 for number, _ in tuning.steps) <= 4
+    assert sum(batch > 60 for batch in tuning.steps) <= 4
     assert tuning.rate > 0.9 / (0.05 * math.exp(0.3**2 / 2))
 
 
 def window_lengths(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
-    """Return how many batches each window has, repeating these batches."""
+    """Return how many batches each window has. The batches, as (seconds, seconds waited), are repeated."""
     lengths, since = [], 0
     for number in range(60):
         if auto.add_batch(*batches[number % len(batches)]):
@@ -378,9 +379,8 @@ def test_window_is_long_enough_for_its_figures():
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.008, 0.001))[:2] == [13, 13]  # a tenth of a second
     growing = [(0.1 * 1.2**n, 0.01) for n in range(60)]  # the halves of a window never agree
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), *growing)[:2] == [12, 12]
-    assert (
-        window_lengths(Autotune(Setting(8, 2), cpus=8), (0.1, 0.01))[0] == 32
-    )  # one chunk per batch: four rounds of 8 workers
+    lengths = window_lengths(Autotune(Setting(8, 2), cpus=8), (0.1, 0.01))
+    assert lengths[0] == 32  # one chunk per batch: four rounds of 8 workers
 
 
 def test_trial_of_a_prefetch_factor_skips_ready_batches_and_has_a_longer_window():
@@ -396,7 +396,7 @@ def test_trial_of_a_prefetch_factor_skips_ready_batches_and_has_a_longer_window(
 
 
 def test_step_gives_its_reason():
-    [(_, step), *_] = tune(Simulation(decoding(8), quick_step)).steps
+    step, *_ = tune(Simulation(decoding(8), quick_step)).steps.values()
     figures = r"\(\d+\.\d of \d+\.\d ms per batch\), and 1\.0 of 1 workers are busy"
     assert re.fullmatch(rf"the loop waits 99% of the time {figures}", step.reason)
 
@@ -470,8 +470,7 @@ def test_batches_have_equal_bits_while_the_number_of_workers_changes(four_cpus, 
             epochs += 1
             assert epochs < 100
             for batch, expected in zip(auto, fixed, strict=True):
-                assert torch.equal(batch[0], expected[0])
-                assert torch.equal(batch[1], expected[1])
+                assert all(map(torch.equal, batch, expected)), auto.num_workers
                 numbers.add(auto.num_workers)
         assert numbers == {1, 2, 3, 4}
         assert (auto.num_workers, auto.prefetch_factor) == (1, 1)
@@ -506,16 +505,13 @@ def test_num_workers_with_auto_is_the_current_number(four_cpus):
     assert "num_workers=3" in repr(auto)
 
 
-@pytest.mark.parametrize(
-    ("options", "tunes"),
-    [
-        ({"num_workers": 2}, None),
-        ({"num_workers": 0, "prefetch_factor": "auto"}, None),
-        ({}, None),
-        ({"num_workers": "auto"}, {"workers": True, "ahead": False}),
-        ({"num_workers": 2, "prefetch_factor": "auto"}, {"workers": False, "ahead": True}),
-    ],
-)
+@pytest.mark.parametrize(("options", "tunes"), [
+    ({"num_workers": 2}, None),
+    ({"num_workers": 0, "prefetch_factor": "auto"}, None),
+    ({}, None),
+    ({"num_workers": "auto"}, {"workers": True, "ahead": False}),
+    ({"num_workers": 2, "prefetch_factor": "auto"}, {"workers": False, "ahead": True}),
+])  # fmt: skip
 def test_autotune_of_a_loader_changes_only_the_arguments_set_to_auto(options, tunes):
     auto = make_loader(**options)._autotune
     assert (auto and auto._tunes) == tunes
@@ -627,16 +623,13 @@ def test_tuner_accepts_a_pool_that_cannot_grow(rig):
     assert rig.resizes == [2]
 
 
-@pytest.mark.parametrize(
-    ("limits", "room"),
-    [
-        ({}, Room(8, 8, "the maximum of 8")),
-        ({"memory_left_bytes": 200_000_000}, Room(4, 8, "memory")),  # half of it is used, 45 MB per worker
-        ({"memory_left_bytes": 0}, Room(2, 2, "memory")),
-        ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while a worker starts, 5 per worker
-        ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them are used
-    ],
-)
+@pytest.mark.parametrize(("limits", "room"), [
+    ({}, Room(8, 8, "the maximum of 8")),
+    ({"memory_left_bytes": 200_000_000}, Room(4, 8, "memory")),  # half of it is used, 45 MB per worker
+    ({"memory_left_bytes": 0}, Room(2, 2, "memory")),
+    ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while a worker starts, 5 per worker
+    ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them are used
+])  # fmt: skip
 def test_room_is_what_the_machine_allows(limits, room, rig, monkeypatch):
     for name, value in limits.items():
         monkeypatch.setattr(autotune, name, lambda value=value: value)

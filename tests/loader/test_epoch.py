@@ -65,10 +65,11 @@ def test_iterator_without_a_batch_does_not_advance_the_cursor():
     for _ in range(3):
         cursor, progress = begin(cursor)
         assert (cursor.epoch, progress.start, progress.remaining_batches) == (3, Place(3, 7), 3)
-    assert begin(cursor.set_epoch(5, is_running=True))[1].start == Place(5, 0)
+    _, progress = begin(cursor.set_epoch(5, is_running=True))
+    assert progress.start == Place(5, 0)
 
 
-def test_set_epoch_keeps_the_place_in_the_loaded_epoch_and_begins_any_other():
+def test_set_epoch_keeps_the_place_in_the_loaded_epoch_and_begins_any_other_epoch():
     loaded = NEW_CURSOR.go_to(Place(3, 7), is_running=False)
     assert loaded.set_epoch(3, is_running=False).start_progress(Schedule()).start == Place(3, 7)
     assert loaded.set_epoch(4, is_running=False).start_progress(Schedule()).start == Place(4, 0)
@@ -88,7 +89,7 @@ def test_place_of_set_epoch_is_saved_once_the_open_epoch_has_ended():
     advance(progress, 2)
     cursor = cursor.set_epoch(8, is_running=True)
     assert cursor.place == Place(0, 2)
-    progress.end_reason = "its iterator is no longer used"
+    progress.end_reason = "its iterator was collected"
     assert cursor.place == Place(8, 0)
 
 
@@ -128,7 +129,7 @@ def test_cursor_is_immutable():
         cursor.epoch = 5  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_collected_iterator_has_ended_its_epoch():
+def test_iterator_that_is_collected_ends_its_epoch():
     loader = gl.Loader(range(6), 2, num_workers=0, device="cpu")
     with loader:
         batches = iter(loader)

@@ -79,7 +79,7 @@ def test_headspace_counts_the_last_step_of_each_measurement_and_no_warm_up_step(
     loop, step_seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
     for _, step_s in zip(loop, step_seconds, strict=True):
         clock.seconds += step_s
-    assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)
+    assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)  # 2 steps in 1 + 2 s with the loader, in 5 + 8 s with copies
 
 
 def test_headspace_yields_real_batches_and_then_copies_of_the_first(clock):

@@ -1,4 +1,4 @@
-"""CPUs, open files, processes and memory, read from a simulated tree of control groups; and workers near their GPU.
+"""Limits of CPUs, open files, processes and memory, read from simulated control groups; and workers near their GPU.
 
 tests/faults/test_limits.py tests the limits of a real system.
 """
@@ -45,6 +45,7 @@ from gpuload.stage.transfer import CudaTransfer
 from gpuload.workers import fork_server
 
 MB = 1_000_000
+# Lines of /proc/self/mountinfo for the versions 2 and 1 of control groups.
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 
@@ -96,6 +97,8 @@ TOTALS_OF_V1 = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000
 DOCKER_MOUNT = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 POD_MOUNT = V2.replace(" / /sys", " /pod /sys")
 SPACE_IN_MOUNT = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
+UNLIMITED_V1 = 9223372036854771712  # the kernel's text for "no limit": 2⁶³ − 1, rounded down to pages
+# The text of /proc/self/cgroup, the mounts, the files of the control groups, and the megabytes that are left.
 MEMORY_LEFT = {
     "limit less usage": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB), 300),
     "file pages, but not shared memory": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB, FILE_PAGES), 335),
@@ -103,7 +106,7 @@ MEMORY_LEFT = {
         | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB), 100),
     "container": ("0::/\n", V2, memory_v2("", 500 * MB, 200 * MB), 300),
     "version 1, totals of child groups": ("9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n", V1,
-        memory_v1("job", 500 * MB, 200 * MB, TOTALS_OF_V1) | memory_v1("", 9223372036854771712, 10**9), 330),
+        memory_v1("job", 500 * MB, 200 * MB, TOTALS_OF_V1) | memory_v1("", UNLIMITED_V1, 10**9), 330),
     "version 1, container": ("4:memory:/docker/3f2\n", DOCKER_MOUNT, memory_v1("", 500 * MB, 200 * MB), 300),
     "version 1, within a container": ("4:memory:/docker/3f2/in\n", DOCKER_MOUNT,
         memory_v1("", 500 * MB, 200 * MB) | memory_v1("in", 300 * MB, 200 * MB), 100),
@@ -123,21 +126,18 @@ def test_memory_left_is_that_of_the_control_group(make_machine, membership, moun
     assert memory_left_bytes(make_machine(membership, mounts, files)) == left_mb * MB
 
 
-@pytest.mark.parametrize(
-    ("membership", "mounts", "files"),
-    [
-        ("0::/job\n", V2, memory_v2("job", "max", 200 * MB)),
-        ("4:memory:/job\n", V1, memory_v1("job", 9223372036854771712, 200 * MB)),
-        ("0::/job\n", V2, {}),
-        ("0::/job\n", V2, {"job/memory.max": "500\n"}),
-        ("0::/job\n", V2, memory_v2("job", "many", 200 * MB)),
-        ("0::/job\n", V2, memory_v2("job", "", 200 * MB)),
-        ("0::/job\n", V2, memory_v2("job", 500, 0) | {"job/memory.current": "\x00"}),
-        (None, V2, memory_v2("", 500, 0)),
-        ("", V2, memory_v2("", 500, 0)),
-        ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", memory_v2("", 500, 0)),
-    ],
-)
+@pytest.mark.parametrize(("membership", "mounts", "files"), [
+    ("0::/job\n", V2, memory_v2("job", "max", 200 * MB)),
+    ("4:memory:/job\n", V1, memory_v1("job", UNLIMITED_V1, 200 * MB)),
+    ("0::/job\n", V2, {}),
+    ("0::/job\n", V2, {"job/memory.max": "500\n"}),
+    ("0::/job\n", V2, memory_v2("job", "many", 200 * MB)),
+    ("0::/job\n", V2, memory_v2("job", "", 200 * MB)),
+    ("0::/job\n", V2, memory_v2("job", 500, 0) | {"job/memory.current": "\x00"}),
+    (None, V2, memory_v2("", 500, 0)),
+    ("", V2, memory_v2("", 500, 0)),
+    ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", memory_v2("", 500, 0)),
+])  # fmt: skip
 def test_memory_left_of_missing_or_malformed_files_is_none(make_machine, membership, mounts, files):
     assert memory_left_bytes(make_machine(membership, mounts, files)) is None
 
@@ -364,7 +364,7 @@ class NumaMachine:
         self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
         self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
         devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
-        # Neither of these is a GPU.
+        # Neither of the following devices is a GPU.
         devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]
         for address, node, vendor, kind in devices:
             folder = f"sys/bus/pci/devices/{address}"
@@ -407,17 +407,14 @@ def test_placement_of_more_workers_than_the_node_has_cpus_uses_all_cpus(tmp_path
     )
 
 
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "max_workers"),
-    [
-        (EIGHT_GPUS, 8, 8),  # four ranks share a node's 32 CPUs
-        ([0] * 8, 8, 4),  # all eight do, and none uses the other node
-        (EIGHT_GPUS, 2, 16),  # both may use this node
-        (EIGHT_GPUS, 16, 4),  # two ranks for each GPU
-        ([0, 1], 1, 32),
-        ([0, 1], 2, 32),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "ranks", "max_workers"), [
+    (EIGHT_GPUS, 8, 8),  # four ranks share a node's 32 CPUs
+    ([0] * 8, 8, 4),  # all eight ranks share it, and none uses the other node
+    (EIGHT_GPUS, 2, 16),  # both may use this node
+    (EIGHT_GPUS, 16, 4),  # two ranks for each GPU
+    ([0, 1], 1, 32),
+    ([0, 1], 2, 32),
+])  # fmt: skip
 def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, gpus, ranks, max_workers):
     placement = NumaMachine(tmp_path, TWO_NODES, gpus).place(0, ranks=ranks)
     assert placement.max_workers == max_workers
@@ -476,8 +473,7 @@ needs_two_cpus = lacking.mark("two CPUs", len(ALLOWED_CPUS) < 2)
 def gpu_near_last_cpu(tmp_path, monkeypatch):
     machine = NumaMachine(tmp_path, [OTHER_CPUS, str(LAST_CPU)], [1])
     monkeypatch.setattr(devices, "pci_address", lambda device: "0000:10:00.0")
-    here = partial(find_placement, root=str(machine.root))
-    monkeypatch.setattr("gpuload.loader.options.find_placement", here)
+    monkeypatch.setattr("gpuload.loader.options.find_placement", partial(find_placement, root=str(machine.root)))
 
 
 def cpu_masks(loader) -> set[int]:
@@ -540,16 +536,20 @@ def test_workers_without_affinity_or_too_many_for_the_node_run_on_all_cpus(gpu_n
 def test_ring_slots_are_page_locked_on_the_cpus_near_the_gpu(gpu_near_last_cpu, monkeypatch):
     """Page-locking touches memory for the first time, which decides its node."""
     device = Device()
-    affinities, lock = [], device.lock
-    monkeypatch.setattr(device, "lock", lambda *at: (affinities.append(os.sched_getaffinity(0)), lock(*at))[1])
+    affinities, lock = set(), device.lock
+
+    def record_and_lock(*arguments):
+        affinities.add(frozenset(os.sched_getaffinity(0)))
+        return lock(*arguments)
+
+    monkeypatch.setattr(device, "lock", record_and_lock)
     monkeypatch.setattr(devices, "Accelerator", lambda requested: device)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
     with gl.Loader(AffinitySamples(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
         assert cpu_masks(loader) == {sum(1 << cpu for cpu in ALLOWED_CPUS)}
         assert loader.stats().cpu.placement == "ring in the memory of NUMA node 1, near cpu"
-    assert affinities
-    assert all(cpus == {LAST_CPU} for cpus in affinities)
+    assert affinities == {frozenset({LAST_CPU})}
 
 
 def test_loader_on_the_cpu_has_no_placement():

@@ -87,11 +87,12 @@ def test_shuffle_yields_each_sample_once_in_another_order_each_epoch():
         orders = [torch.cat(list(loader)).tolist() for _ in range(3)]
         loader.set_epoch(1)
         repeated = torch.cat(list(loader)).tolist()
-    assert all(sorted(order) == list(range(100)) for order in orders)
+    for order in orders:
+        assert sorted(order) == list(range(100))
     assert orders[0] != orders[1] != orders[2]
     assert repeated == orders[1]
-    [other] = [torch.cat(gpuload_batches(MapDataset(samples=100), batch_size=7, shuffle=True, seed=1))]
-    assert other.tolist() != orders[0]
+    order_of_seed_1 = torch.cat(gpuload_batches(MapDataset(samples=100), batch_size=7, shuffle=True, seed=1))
+    assert order_of_seed_1.tolist() != orders[0]
 
 
 def test_info_holds_epoch_step_positions_and_indices():
@@ -126,16 +127,13 @@ def make_image(index: int) -> gl.Image:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "make",
-    [
-        make_picture,
-        lambda i: PILImage.fromarray(make_picture(i)),
-        lambda i: torch.from_numpy(make_picture(i)).permute(2, 0, 1),
-        make_image,
-        lambda i: gl.Image(make_picture(i).transpose(2, 0, 1), layout="CHW"),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    make_picture,
+    lambda i: PILImage.fromarray(make_picture(i)),
+    lambda i: torch.from_numpy(make_picture(i)).permute(2, 0, 1),
+    make_image,
+    lambda i: gl.Image(make_picture(i).transpose(2, 0, 1), layout="CHW"),
+])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 def test_decoded_images_of_any_kind_give_equal_batches(make, workers):
     transforms = [T.RandomCrop(24)]
@@ -297,7 +295,7 @@ def make_loaders():
     return {
         "DataLoader": torch.utils.data.DataLoader(dataset),
         "Loader": gl.Loader(dataset, device="cpu", num_workers=0),
-        "Own": type("Own", (torch.utils.data.DataLoader,), {})(dataset),
+        "Subclass": type("Subclass", (torch.utils.data.DataLoader,), {})(dataset),
     }
 
 
@@ -382,13 +380,10 @@ def test_cpu_device_ignores_its_number(device):
         assert str(loader.plan()).startswith("backend torch on cpu\n")
 
 
-@pytest.mark.parametrize(
-    ("dataset", "error", "text"),
-    [
-        ([], ValueError, r"the dataset is empty: len\(dataset\) is 0"),
-        ((i for i in range(3)), TypeError, "the dataset is a generator, which can be iterated over only once"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "error", "text"), [
+    ([], ValueError, r"the dataset is empty: len\(dataset\) is 0"),
+    ((i for i in range(3)), TypeError, "the dataset is a generator, which can be iterated over only once"),
+])  # fmt: skip
 def test_empty_dataset_or_generator_raises(dataset, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(dataset, device="cpu")
@@ -398,16 +393,12 @@ GOOD_JPEG = jpeg_bytes(smooth_image(100, 100, 0), subsampling="4:4:4")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        (None, "FileNotFoundError"),
-        (b"", "DecodeError"),
-        (b"this is not a picture\n" * 20, "DecodeError"),
-        (GOOD_JPEG[: len(GOOD_JPEG) // 2], "DecodeError"),
-    ],
-    ids=["missing", "empty", "text", "truncated"],
-)
+@pytest.mark.parametrize(("content", "cause"), [
+    (None, "FileNotFoundError"),
+    (b"", "DecodeError"),
+    (b"this is not a picture\n" * 20, "DecodeError"),
+    (GOOD_JPEG[: len(GOOD_JPEG) // 2], "DecodeError"),
+], ids=["missing", "empty", "text", "truncated"])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 def test_bad_file_raises_a_sample_error_with_its_path(tmp_path, capfd, content, cause, workers):
     folder = tmp_path / "root" / "class"
@@ -504,7 +495,7 @@ def test_loader_in_a_notebook_shows_its_options_and_epoch():
         assert notebook_rows(loader)["epoch"] == "0, begun"
 
 
-def test_dataset_repr_in_a_notebook_is_escaped_and_shortened():
+def test_repr_of_a_dataset_in_a_notebook_is_escaped_and_shortened():
     class Named(list):
         def __repr__(self):
             return "<img src=x onerror=alert(1)>" + "x" * 100 + "the end"

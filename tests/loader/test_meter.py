@@ -13,7 +13,7 @@ from gpuload.loader.meter import Meter
 
 @pytest.fixture
 def rig(monkeypatch):
-    """Return a clock, an engine, a transfer, and the meter of a session of which only these are read."""
+    """Return a clock, an engine, a transfer, and the meter of a session with these."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(meter_module, "perf_counter", lambda: now.s)
     monkeypatch.setattr(Meter, "_read_counters", lambda self: None)

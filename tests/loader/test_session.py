@@ -143,7 +143,7 @@ def test_collate_fn_receives_the_output_of_the_module(device):
             totals.append(total)
             with torch.no_grad():
                 module.by += 1
-    assert totals == [48 * (2 * i + (2 * i + 1)) + 96 * i for i in range(6)]
+    assert totals == [48 * (2 * i + (2 * i + 1)) + 96 * i for i in range(6)]  # two images of 48 values, shifted by i
 
 
 def test_views_and_info_are_equal_with_and_without_launching_ahead(device):
@@ -360,14 +360,11 @@ def test_memory_format_without_effect_warns_once(options, text):
     assert [warning.filename for warning in warned] == [__file__]
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes in addition to images
-        lambda level: gl.Image(level[..., :1]),  # one channel, with which both layouts are equal
-        lambda level: torch.rand(4, 4),
-    ],
-)
+@pytest.mark.parametrize("sample", [
+    lambda level: (gl.Image(level), torch.rand(2, 4, 4)),  # data with four axes in addition to images
+    lambda level: gl.Image(level[..., :1]),  # one channel, with which both layouts are equal
+    lambda level: torch.rand(4, 4),
+])  # fmt: skip
 def test_memory_format_that_has_an_effect_does_not_warn(sample):
     samples = [sample(np.full((4, 4, 3), i, np.uint8)) for i in range(4)]
     with gl.Loader(samples, 2, memory_format="channels_last", num_workers=0, device="cpu") as loader:

@@ -28,7 +28,7 @@ EXIF_HINT = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True
 
 def encode_image(orientation: int = 1, kind: str = "JPEG") -> bytes:
     file, exif = io.BytesIO(), PILImage.Exif()
-    exif[0x0112] = orientation
+    exif[0x0112] = orientation  # the tag of the orientation
     PILImage.fromarray(smooth_image(HEIGHT, WIDTH, 3)).save(file, kind, exif=exif)
     return file.getvalue()
 
@@ -114,20 +114,17 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
     assert texts[1].endswith(EXIF_HINT)
 
 
-@pytest.mark.parametrize(
-    ("make", "remark"),
-    [
-        (sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")), f"an image of {SWAPPED}: {EXIF_HINT}"),
-        (sample_with_boxes((WIDTH, HEIGHT), encode_image(3)), f"{SWAPPED}: height and width are swapped; rotate the"),
-        (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
-        (sample_with_boxes((WIDTH, HEIGHT), encode_image(), None), f"boxes of a sample are for an image of {SWAPPED}"),
-        (sample_with_boxes((48, 80), encode_image()), "scale the targets as the image was scaled, or return the image"),
-        (
-            lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
-            "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "remark"), [
+    (sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")), f"an image of {SWAPPED}: {EXIF_HINT}"),
+    (sample_with_boxes((WIDTH, HEIGHT), encode_image(3)), f"{SWAPPED}: height and width are swapped; rotate the"),
+    (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
+    (sample_with_boxes((WIDTH, HEIGHT), encode_image(), None), f"boxes of a sample are for an image of {SWAPPED}"),
+    (sample_with_boxes((48, 80), encode_image()), "scale the targets as the image was scaled, or return the image"),
+    (
+        lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
+        "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
+    ),
+])  # fmt: skip
 def test_the_warning_of_boxes_of_another_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(remark)):
         load_targets(FunctionList([make]))
@@ -161,28 +158,25 @@ def sample_with_target(target: Any) -> Callable[[], Any]:
     return lambda: (gl.Image(np.zeros((HEIGHT, WIDTH, 3), np.uint8)), {"target": target})
 
 
-@pytest.mark.parametrize(
-    ("target", "warning"),
-    [
-        (
-            gl.Boxes(NORMALIZED),
-            'all boxes of sample[1]["target"] lie in 0 … 1 (0.1 … 0.4), but boxes are in pixels, and the image has '
-            "24×40 (height × width): multiply by (width, height, width, height)",
-        ),
-        (gl.Boxes([[0.5, 0.5, 1, 1]], "cxcywh"), 'all boxes of sample[1]["target"] lie in 0 … 1 (0.5 … 1)'),
-        (
-            gl.Keypoints([[[0.5, 0.25], [np.nan, np.nan]]]),
-            'all keypoints of sample[1]["target"] lie in 0 … 1 (0.25 … 0.5), but keypoints are in pixels, and the '
-            "image has 24×40 (height × width): multiply by (width, height)",
-        ),
-        (
-            gl.Boxes([[10, 10, 20, 20], [50, 10, 70, 20], [10, 40, 20, 80]], "xyxy"),
-            '2 of 3 boxes of sample[1]["target"] lie outside their image, which has 24×40 (height × width), such as '
-            "[50, 10, 70, 20] (left, top, right, bottom): if the image was resized, resize the boxes too; if not, "
-            "check the format, which is 'xyxy'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("target", "warning"), [
+    (
+        gl.Boxes(NORMALIZED),
+        'all boxes of sample[1]["target"] lie in 0 … 1 (0.1 … 0.4), but boxes are in pixels, and the image has '
+        "24×40 (height × width): multiply by (width, height, width, height)",
+    ),
+    (gl.Boxes([[0.5, 0.5, 1, 1]], "cxcywh"), 'all boxes of sample[1]["target"] lie in 0 … 1 (0.5 … 1)'),
+    (
+        gl.Keypoints([[[0.5, 0.25], [np.nan, np.nan]]]),
+        'all keypoints of sample[1]["target"] lie in 0 … 1 (0.25 … 0.5), but keypoints are in pixels, and the '
+        "image has 24×40 (height × width): multiply by (width, height)",
+    ),
+    (
+        gl.Boxes([[10, 10, 20, 20], [50, 10, 70, 20], [10, 40, 20, 80]], "xyxy"),
+        '2 of 3 boxes of sample[1]["target"] lie outside their image, which has 24×40 (height × width), such as '
+        "[50, 10, 70, 20] (left, top, right, bottom): if the image was resized, resize the boxes too; if not, "
+        "check the format, which is 'xyxy'",
+    ),
+])  # fmt: skip
 def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, warning: str) -> None:
     data = FunctionList(map(sample_with_target, (gl.Boxes([[1, 2, 3, 4]]), target, target)))
     for transforms in (FLIP, [gl.transforms.Resize((8, 8))]):
@@ -191,17 +185,14 @@ def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, war
         assert len(caught) == 1
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        gl.Boxes([]),
-        gl.Boxes([[0, 0, 1, 1]]),  # one pixel
-        gl.Boxes([[0.5, 0.5, 1.5, 1.5]]),
-        gl.Boxes([[25, 10, 50, 20], [10, 10, 20, 20], [50, 10, 70, 20]]),  # clipped to the image
-        gl.Keypoints([[0, 0], [1, 0]]),
-        gl.Keypoints([[100, 100], [200, 200]]),  # may leave the image
-    ],
-)
+@pytest.mark.parametrize("target", [
+    gl.Boxes([]),
+    gl.Boxes([[0, 0, 1, 1]]),  # one pixel
+    gl.Boxes([[0.5, 0.5, 1.5, 1.5]]),
+    gl.Boxes([[25, 10, 50, 20], [10, 10, 20, 20], [50, 10, 70, 20]]),  # clipped to the image
+    gl.Keypoints([[0, 0], [1, 0]]),
+    gl.Keypoints([[100, 100], [200, 200]]),  # may leave the image
+])  # fmt: skip
 def test_targets_in_pixels_are_not_warned_of(target: Any) -> None:
     load_targets(FunctionList([sample_with_target(target)]), transforms=FLIP)
 

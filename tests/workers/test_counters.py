@@ -39,7 +39,7 @@ def test_worker_counters_add_up_times_and_counts(set_clock):
     counters.read_ns += 70
     counters.samples += 4
     counters.decoded["Pillow"] += 3
-    set_clock(1_800)
+    set_clock(1_800)  # the clock starts at 1,000
     counters.end()
     row = read_row(counters.table)
     assert (row["idle_ns"], row["busy_ns"], row["read_ns"], row["samples"]) == (500, 300, 70, 4)

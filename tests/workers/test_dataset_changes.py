@@ -1,4 +1,4 @@
-"""Changes to a dataset after workers received it: which are seen and sent, and what the workers' copies contain."""
+"""Changes to a dataset after workers received it: which changes are noticed, and how they reach the workers' copies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_changed_simple_attributes_are_sent_once_and_applied():
     assert changes.pending == {}
     data.mosaic, data.transform.transforms[1].size, data.new = False, (64, 64), {"a": 1}
     data.sizes.append(3)
-    data.handle = threading.Lock()  # opened, which is no change
+    data.handle = threading.Lock()  # handles are not compared
     assert changes.record() == [
         "dataset.mosaic = False",
         "dataset.sizes = [1, 2, 3]",
@@ -150,7 +150,8 @@ def set_item(index, value):
     return lambda values: values.__setitem__(index, value)
 
 
-LARGE = CHECKSUM_BYTES // 8 + 1000
+LARGE = CHECKSUM_BYTES // 8 + 1000  # float64 values, more than a checksum covers
+# Functions that create a value and change it in place.
 IN_PLACE = {
     "list, longer": (lambda: [f"{i}.jpg" for i in range(100_000)], lambda values: values.append("new")),
     "list, first entry": (lambda: [f"{i}.jpg" for i in range(100_000)], set_item(0, "new")),
@@ -434,7 +435,7 @@ def test_worker_init_fn_runs_again_in_new_workers():
         assert {name for *_, name in samples} <= {"worker 0", "worker 1"}
 
 
-def test_arrays_that_set_epoch_replaces_are_no_change():
+def test_arrays_that_set_epoch_replaces_are_not_changes():
     class Folds(Pairs):
         def set_epoch(self, epoch):
             self.labels = np.arange(epoch, epoch + 200)
@@ -446,7 +447,7 @@ def test_arrays_that_set_epoch_replaces_are_no_change():
             samples, epoch_pids = read_epoch(loader)
             pids |= epoch_pids
             assert [label for _, label, _ in samples] == list(range(epoch, epoch + 200))
-    assert len(pids) <= 2
+    assert len(pids) <= 2, "workers were replaced"
 
 
 def test_dataset_that_cannot_be_sent_again_stays_as_it_is_with_one_warning():
@@ -494,15 +495,11 @@ def test_iterable_dataset_has_the_changes():
         assert list(loader) == [[12, 12], [12, 12]]
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda data: gl.Mix([data], [1.0]).map(lambda sample: sample),
-        lambda data: gl.Mix([data], [1.0]),
-        lambda data: torch.utils.data.Subset(data, range(200)),
-    ],
-    ids=["map", "mix", "subset"],
-)
+@pytest.mark.parametrize("wrap", [
+    lambda data: gl.Mix([data], [1.0]).map(lambda sample: sample),
+    lambda data: gl.Mix([data], [1.0]),
+    lambda data: torch.utils.data.Subset(data, range(200)),
+], ids=["map", "mix", "subset"])  # fmt: skip
 def test_labels_that_are_written_in_place_reach_the_workers_through_a_wrapper(wrap):
     data = Pairs()
     with make_loader(wrap(data)) as loader:

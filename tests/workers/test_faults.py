@@ -16,19 +16,20 @@ def make_record(number: int, **changes) -> ErrorRecord:
 
 
 def test_substitutes_depend_on_seed_epoch_and_position():
-    indices = list(substitutes(3, 1, 17, 4, 1000))
-    assert indices == list(substitutes(3, 1, 17, 4, 1000))
-    assert len(set(indices)) == len(indices) >= 55
-    assert all(0 <= index < 1000 for index in indices)
-    for changes in ((4, 1, 17), (3, 2, 17), (3, 1, 18)):
-        assert list(substitutes(*changes, 4, 1000)) != indices
+    arguments = {"seed": 3, "epoch": 1, "position": 17, "index": 4, "samples": 1000}
+    indices = list(substitutes(**arguments))
+    assert indices == list(substitutes(**arguments))
+    assert len(set(indices)) == len(indices) >= 55  # of 64 draws, some of which repeat
+    assert 0 <= min(indices) <= max(indices) < 1000
+    for changes in ({"seed": 4}, {"epoch": 2}, {"position": 18}):
+        assert list(substitutes(**{**arguments, **changes})) != indices
 
 
 def test_substitutes_are_spread_over_the_dataset():
     counts = [0] * 4
     for position in range(2000):
-        counts[next(substitutes(0, 0, position, -1, 4))] += 1
-    assert all(400 < count < 600 for count in counts)  # 500 expected, 6 standard deviations are 116
+        counts[next(substitutes(seed=0, epoch=0, position=position, index=-1, samples=4))] += 1
+    assert 400 < min(counts) <= max(counts) < 600  # 500 expected, 6 standard deviations are 116
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 64])
@@ -93,10 +94,6 @@ def test_error_log_names_the_substitute():
 def test_error_log_keeps_the_latest_records_and_counts_all():
     log = ErrorLog()
     log.extend([make_record(number) for number in range(LOG_RECORDS + 5)], warn=False)
-    assert (len(log), log.total, log[0].position, log[-1].position) == (
-        LOG_RECORDS,
-        LOG_RECORDS + 5,
-        5,
-        LOG_RECORDS + 4,
-    )
-    assert len(repr(log).splitlines()) == 22
+    assert (len(log), log.total) == (LOG_RECORDS, LOG_RECORDS + 5)
+    assert (log[0].position, log[-1].position) == (5, LOG_RECORDS + 4)
+    assert len(repr(log).splitlines()) == 22  # a title, 20 records, and how many more there are

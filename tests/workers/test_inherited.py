@@ -1,5 +1,5 @@
-"""What workers inherit from the user's process in addition to the dataset: settings of libraries, modules that they
-cannot import, and the import path. A warning names values of modules that they do not inherit.
+"""Workers inherit from the user's process settings of libraries, modules that they cannot import, and the import path.
+A warning names values of modules that they do not inherit.
 """
 
 from __future__ import annotations
@@ -237,8 +237,10 @@ def test_describe_differences_names_both_values(tmp_path, monkeypatch):
 
 
 def test_is_simple_accepts_only_small_builtin_values():
-    assert all(map(is_simple, (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ())))
-    assert not any(map(is_simple, ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()})))
+    for value in (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ()):
+        assert is_simple(value), value
+    for value in ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()}):
+        assert not is_simple(value), value
 
 
 # -- settings of libraries --------------------------------------------------------------------------------------------
@@ -417,14 +419,11 @@ SPAWNED = """
 """
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        "import torch.multiprocessing as mp; mp.spawn(work, nprocs=1)",
-        "import multiprocessing as mp, concurrent.futures as c; "
-        "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
-    ],
-)
+@pytest.mark.parametrize("start", [
+    "import torch.multiprocessing as mp; mp.spawn(work, nprocs=1)",
+    "import multiprocessing as mp, concurrent.futures as c; "
+    "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
+])  # fmt: skip
 def test_the_script_of_a_spawned_process_is_sent_by_value(run_program, start):
     printed, stderr = run_program(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
     assert printed == [[["Point", True, [0, 0], [1, 5]]]]
@@ -491,4 +490,4 @@ def test_workers_share_lists_of_bytes(run_program):
     """
     [[[[*content, private_kb]]]], _ = run_program(program)
     assert content == [100, True, True]
-    assert private_kb < 90_000
+    assert private_kb < 90_000  # the list has 100 MB

@@ -1,4 +1,4 @@
-"""Plans of batches, made in this process by the code that workers run: which batches have one, and who has its slot."""
+"""Plans of batches, made in this process by the code of workers: which batches have one, and which slots plans use."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class Engine(InProcessEngine):
 
 
 def part_offsets(batch: Batch) -> list[int]:
+    """Return the offsets of a batch's parts on the device, as if each part had 100 bytes."""
     return [100 * number for number in range(len(batch.copied_parts))]
 
 
@@ -180,7 +181,8 @@ def test_a_late_plan_is_dropped_and_its_slot_is_released():
     pump(feed)
     assert (batch.planned, len(batch.copied_parts)) == (None, 2)
     feed.release(batch)
-    assert (count_busy_slots(feed), feed.is_idle()) == (0, True)
+    assert feed.is_idle()
+    assert count_busy_slots(feed) == 0
 
 
 def test_pop_batch_uses_a_plan_that_is_complete():
@@ -314,7 +316,7 @@ def test_batches_with_plans_in_progress_extend_the_look_ahead_by_up_to_two():
     feed, engine = make_feed(20)
     engine.fate = "later"
     pump(feed)
-    assert len(feed._batches) == 4  # instead of two
+    assert len(feed._batches) == 4  # `ahead` is two
 
 
 def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():

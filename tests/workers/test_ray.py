@@ -27,14 +27,11 @@ from gpuload.workers.ray import Host
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
-        ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
-        ({"count": 1, "actor_options": {"num_cpus": 2}}, ValueError, "RayWorkers(actor_options=…) has 'num_cpus'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "text"), [
+    ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
+    ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
+    ({"count": 1, "actor_options": {"num_cpus": 2}}, ValueError, "RayWorkers(actor_options=…) has 'num_cpus'"),
+])  # fmt: skip
 def test_ray_workers_with_wrong_arguments_are_refused(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         gl.RayWorkers(**arguments)
@@ -139,7 +136,7 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
         stats = loader.stats()
         assert [worker.restarts for worker in stats.workers] == [1, 0]
-        # The dead actor may not have reported all of its samples.
+        # The dead actor may not have reported all of its samples: it had at most four chunks of four.
         assert sum(worker.samples for worker in stats.workers) >= 384
         assert (stats.elsewhere, stats.cpu.workers_s > 0) == (True, True)
         [death] = loader._session.engine.deaths.causes
@@ -168,14 +165,14 @@ def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster)
         assert flatten(loader) == list(range(2000, 2100))
         data.table[:] = 7
         assert flatten(loader) == list(range(2007, 2107))
-        assert len(cluster.actors) == 5  # data is sent to new actors
+        assert len(cluster.actors) == 5  # two, a replacement, and two new actors for the changed data
 
 
 def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
     with make_loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader:
         cluster.nodes_in_turn = ["a", "a", "b"]
         epoch, seen = start_epoch(loader)
-        cluster.nodes_in_turn = ["dead", None, None]
+        cluster.nodes_in_turn = ["dead", None, None]  # no machine can replace them
         for actor in cluster.actors[:2]:
             actor.die()
         assert seen + flatten(epoch) == list(range(400))
@@ -233,11 +230,11 @@ def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
 
 def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
     def set_versions(**versions):
-        monkeypatch.setattr(
-            Host,
-            "__init__",
-            lambda host, *arguments: (initialize(host, *arguments), host._report.versions.update(versions))[0],
-        )
+        def initialize_and_change(host, *arguments):
+            initialize(host, *arguments)
+            host._report.versions.update(versions)
+
+        monkeypatch.setattr(Host, "__init__", initialize_and_change)
 
     initialize = Host.__init__
     set_versions(pillow="1.0")
@@ -271,7 +268,7 @@ def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster)
         cluster.actors[0].die()
         assert batches + [batch.tolist() for batch in epoch] == expected
         assert len(cluster.actors) == 3
-    assert not any(actor.alive for actor in cluster.actors)
+    assert [actor for actor in cluster.actors if actor.alive] == []
 
 
 def test_slots_of_an_actor_are_released_and_each_worker_has_at_most_three_chunks(cluster):

@@ -1,4 +1,4 @@
-"""Regions that are cut out of the cuttable files of a chunk together: they have the pixels of the original files."""
+"""Regions of cuttable files, which are cut out together for a chunk, have the pixels of the original files."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_a_truncated_cuttable_file_fails_alone():
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
 def test_an_error_of_cut_files_is_an_error_of_one_sample(monkeypatch):
-    cut_files = decoder.cut_files
+    cut_files, region_of_sample_3 = decoder.cut_files, (194, 167, 144, 162)
 
     def refuse_one(wanted: Any) -> Any:
-        if any(data is CUTTABLE[0] and region == (194, 167, 144, 162) for data, _, region in wanted):
+        if any(data is CUTTABLE[0] and region == region_of_sample_3 for data, _, region in wanted):
             raise MemoryError("too large")
         return cut_files(wanted)
 

@@ -1,5 +1,5 @@
-"""Objects that are sent to workers: arrays, memmaps, tensors and functions. An error names the object that cannot be
-sent. Memory that the user shares between processes is the same memory in workers."""
+"""Objects that are sent to workers: arrays, memmaps, tensors and functions, and memory that processes share. An error
+names the object that cannot be sent."""
 
 from __future__ import annotations
 
@@ -194,23 +194,20 @@ CIRCULAR.inner.owner = CIRCULAR
 BLUR = Blur(fn=functools.partial(max, key=LOCK))
 
 
-@pytest.mark.parametrize(
-    ("sent", "named"),
-    [
-        (make_job(Attributes(paths=["a"], lock=LOCK)), "dataset.lock (a _thread.lock)"),
-        (make_job(Attributes(paths=["a"], reader=Attributes(lock=LOCK))), "dataset.reader (a "),
-        (make_job(Attributes(readers={"train": [LOCK]})), "dataset.readers (a dict)"),
-        (make_job(Attributes(lazy=functools.partial(max, key=LOCK))), "dataset.lazy (a functools.partial)"),
-        (make_job(Attributes(fn=lambda index: LOCK)), "dataset.fn (a function)"),
-        (make_job(Slotted(LOCK)), "dataset.lock (a _thread.lock)"),
-        (make_job(DropsItsLock(own_lock=LOCK, reader=Attributes(lock=LOCK))), "dataset.reader (a "),
-        (make_job([0, LOCK]), "dataset (a list)"),
-        (make_job(CIRCULAR), "dataset.lock (a _thread.lock)"),
-        (make_job([1], [T.Resize(8), T.CenterCrop(8), BLUR]), "transforms[2].fn (a functools.partial)"),
-        (replace(make_job([1]), collate_fn=lambda samples: LOCK), "collate_fn (a function)"),
-        (Attributes(parts=[LOCK]), "parts (a list)"),
-    ],
-)
+@pytest.mark.parametrize(("sent", "named"), [
+    (make_job(Attributes(paths=["a"], lock=LOCK)), "dataset.lock (a _thread.lock)"),
+    (make_job(Attributes(paths=["a"], reader=Attributes(lock=LOCK))), "dataset.reader (a "),
+    (make_job(Attributes(readers={"train": [LOCK]})), "dataset.readers (a dict)"),
+    (make_job(Attributes(lazy=functools.partial(max, key=LOCK))), "dataset.lazy (a functools.partial)"),
+    (make_job(Attributes(fn=lambda index: LOCK)), "dataset.fn (a function)"),
+    (make_job(Slotted(LOCK)), "dataset.lock (a _thread.lock)"),
+    (make_job(DropsItsLock(own_lock=LOCK, reader=Attributes(lock=LOCK))), "dataset.reader (a "),
+    (make_job([0, LOCK]), "dataset (a list)"),
+    (make_job(CIRCULAR), "dataset.lock (a _thread.lock)"),
+    (make_job([1], [T.Resize(8), T.CenterCrop(8), BLUR]), "transforms[2].fn (a functools.partial)"),
+    (replace(make_job([1]), collate_fn=lambda samples: LOCK), "collate_fn (a function)"),
+    (Attributes(parts=[LOCK]), "parts (a list)"),
+])  # fmt: skip
 def test_the_attribute_that_cannot_be_sent_is_named(sent, named):
     message = rf"^{re.escape(named)}.* cannot be sent to the worker processes: .*; or use num_workers=0$"
     with pytest.raises(TypeError, match=message):
@@ -272,7 +269,7 @@ def test_a_large_list_that_each_worker_copies_is_warned_of(monkeypatch):
 
 
 class Cache:
-    """Samples that are read from `store` before i + 1 is written. With a `folder`, sample 3 kills its worker once."""
+    """Sample i is read from `store`, before i + 1 is written to it. With a `folder`, sample 3 kills its worker once."""
 
     def __init__(self, store, read, write, folder=None):
         self.store, self.read, self.write, self.folder = store, read, write, folder
@@ -298,10 +295,10 @@ def write_first(store, value):
 
 
 def check_sharing(store, read=read_first, write=write_first, folder=None):
-    """Check that workers see changes of this process between epochs, and that this process sees theirs."""
+    """Check that workers see what this process writes between epochs, and that this process sees what workers write."""
     write(store, 0)
     with gl.Loader(Cache(store, read, write, folder), 2, num_workers=1, device="cpu") as loader:
-        list(loader)  # the worker dies in this epoch
+        list(loader)  # with a folder, the worker dies in this epoch
         write(store, 100)
         assert torch.cat(list(loader)).tolist() == [100, 1, 2, 3, 4, 5]
         assert read(store) == 6
@@ -321,7 +318,7 @@ TENSORS = {
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_in_shared_memory_is_shared_also_with_a_worker_that_was_restarted(tmp_path, name):
+def test_a_tensor_in_shared_memory_is_shared_with_workers_and_their_replacements(tmp_path, name):
     tensor = TENSORS[name]()
     assert tensor.is_shared()
     check_sharing(tensor, folder=tmp_path)
@@ -440,14 +437,16 @@ def write_block(memory, value):
 
 
 def by_name(function):
-    def called(name, *args):
+    """Let a function of a block of shared memory take the block's name."""
+
+    def call_with_block(name, *args):
         memory = shared_memory.SharedMemory(name)
         try:
             return function(memory, *args)
         finally:
             memory.close()
 
-    return called
+    return call_with_block
 
 
 BLOCKS = {
@@ -504,11 +503,11 @@ tensor = torch.ones(4).share_memory_()
 memory = shared_memory.SharedMemory(create=True, size=64)
 array = multiprocessing.get_context("spawn").Array("i", 4)
 memory.buf[0], array[0] = 2, 4
-for _ in range(3):
+for epoch in range(3):
     with gl.Loader(Sum(tensor, memory, array), num_workers=2, device="cpu") as loader:
         assert torch.cat(list(loader)).tolist() == [7] * 4
     now = len(os.listdir("/proc/self/fd"))
-    before = now if _ == 0 else before
+    before = now if epoch == 0 else before
 assert now == before, (now, before)
 assert memory.buf[0] == 2
 memory.close()

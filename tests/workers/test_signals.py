@@ -13,7 +13,7 @@ from gpuload.workers.signals import deferred_signals, signals_enabled
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Restore the signal handlers, and check that the test has restored them too."""
+    """Check that the test has restored the signal handlers, and restore them if not."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     after = {number: signal.getsignal(number) for number in before}
