@@ -182,8 +182,8 @@ class Batch:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_of_a_custom_batch_is_called_if_cuda_is_available(monkeypatch, workers):
-    plain = gpuload_batches(MapDataset(), 5, collate_fn=Batch, pin_memory=True)
-    assert [batch.pins for batch in plain] == [0, 0]  # no effect without CUDA, as in DataLoader
+    unpinned = gpuload_batches(MapDataset(), 5, collate_fn=Batch, pin_memory=True)
+    assert [batch.pins for batch in unpinned] == [0, 0]  # no effect without CUDA, as in DataLoader
     monkeypatch.setattr(devices, "is_available", lambda: True)
     pinned = gpuload_batches(MapDataset(), 5, collate_fn=Batch, num_workers=workers, pin_memory=True)
     assert [(batch.pins, batch.values.tolist()) for batch in pinned] == [(1, [0, 1, 2, 3, 4]), (1, [5, 6, 7, 8, 9])]

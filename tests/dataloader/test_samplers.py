@@ -139,18 +139,18 @@ def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
 
     torch.manual_seed(77)
     options = {"sampler": RandomKeys(), "batch_size": 2}
-    first = as_lists(gpuload_batches(MapDataset(noisy), epochs=2, **options))
+    keys = as_lists(gpuload_batches(MapDataset(noisy), epochs=2, **options))
     torch.manual_seed(78)
     random.seed(1)
     with cpu_loader(MapDataset(noisy), **options) as loader:
-        second = []
+        keys_amid_draws = []
         for batch in itertools.chain(loader, loader):
-            second.append(batch.tolist())
+            keys_amid_draws.append(batch.tolist())
             random.random()
             torch.rand(())
-    assert second == first
-    assert first[:3] != first[3:]
-    assert as_lists(gpuload_batches(MapDataset(noisy), seed=1, **options)) != first[:3]
+    assert keys_amid_draws == keys
+    assert keys[:3] != keys[3:]
+    assert as_lists(gpuload_batches(MapDataset(noisy), seed=1, **options)) != keys[:3]
 
 
 # -- batch sampler ----------------------------------------------------------------------------------------------------

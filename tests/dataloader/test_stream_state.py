@@ -85,11 +85,11 @@ def numbers_of(batches) -> list[int]:
 @pytest.mark.parametrize("name", STREAMS)
 def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size):
     with stream_loader(STREAMS[name](), batch_size) as loader:
-        first = load_epoch(loader)
-        undisturbed = first + load_epoch(loader)
-    for stop in (0, 1, 3, len(first) - 1, len(first) + 2):
+        first_epoch = load_epoch(loader)
+        undisturbed = first_epoch + load_epoch(loader)
+    for stop in (0, 1, 3, len(first_epoch) - 1, len(first_epoch) + 2):
         seen, state = read_batches_and_state(STREAMS[name](), stop, batch_size=batch_size)
-        epochs = 2 if stop < len(first) else 1
+        epochs = 2 if stop < len(first_epoch) else 1
         resumed = resumed_epochs(STREAMS[name](), state, epochs=epochs, batch_size=batch_size)
         assert seen + resumed == undisturbed
 
@@ -205,11 +205,11 @@ def test_dataset_iter_is_called_by_iter_of_the_loader():
         return loader.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
 
     dataset = Opens(6)
-    with stream_loader(dataset) as first, stream_loader(dataset) as second:
-        assert opened_by_iter(first) == dataset.opened == 1
-        second.load_state_dict(first.state_dict())
-        assert opened_by_iter(second) == dataset.opened == 2
-        assert load_epoch(second) == load_epoch(stream_loader(StatefulStream(6)))
+    with stream_loader(dataset) as loader, stream_loader(dataset) as resuming:
+        assert opened_by_iter(loader) == dataset.opened == 1
+        resuming.load_state_dict(loader.state_dict())
+        assert opened_by_iter(resuming) == dataset.opened == 2
+        assert load_epoch(resuming) == load_epoch(stream_loader(StatefulStream(6)))
 
 
 def test_state_dict_before_a_replay_equals_the_loaded_state():
@@ -223,7 +223,7 @@ def test_state_dict_before_a_replay_equals_the_loaded_state():
         assert numbers_of(load_epoch(batches)) == list(range(4, 11))
 
 
-def test_resume_of_a_stream_with_another_num_workers_raises():
+def test_resume_of_a_stream_with_a_different_num_workers_raises():
     with stream_loader(Counting(11), num_workers=2) as loader:
         state = loader.state_dict()
     stream_loader(Counting(11)).load_state_dict(state)  # allowed before the first batch

@@ -288,7 +288,7 @@ def test_in_order_false_does_not_wait_for_a_slow_worker_and_resumes_exactly(tmp_
 
 
 @pytest.mark.processes
-def test_worker_whose_stream_ends_early_leaves_its_turns_to_the_other_worker():
+def test_worker_whose_stream_ends_early_leaves_its_turns_to_the_second_worker():
     class Uneven:
         def __iter__(self):
             worker, _ = worker_share()

@@ -121,25 +121,25 @@ loader.close()
     )
 
 
-def test_another_environment_starts_another_server_and_open_sessions_continue(run_with_setup):
+def test_a_changed_environment_starts_a_new_server_and_open_sessions_continue(run_with_setup):
     run_with_setup("""
         write_module("library")
         data = make_dataset("library", code="return int(os.environ.get('CHANGED', 0))")
-        first = make_loader(data, persistent_workers=True)
-        assert torch.cat(list(first)).tolist() == 40 * [0]
+        old_loader = make_loader(data, persistent_workers=True)
+        assert torch.cat(list(old_loader)).tolist() == 40 * [0]
         [old_server] = server_pids()
         os.environ["CHANGED"] = "1"
-        second = make_loader(data)
-        assert torch.cat(list(second)).tolist() == 40 * [1]
+        new_loader = make_loader(data)
+        assert torch.cat(list(new_loader)).tolist() == 40 * [1]
         [new_server] = set(server_pids()) - {old_server}
         assert importer_pids("library") == [old_server, new_server]
         [template] = child_pids(old_server)
-        assert torch.cat(list(first)).tolist() == 40 * [0]
+        assert torch.cat(list(old_loader)).tolist() == 40 * [0]
         assert child_pids(old_server) == [template]
-        first.close()
+        old_loader.close()
         wait_until(lambda: is_dead(old_server), "the server without a session has exited")
-        assert torch.cat(list(second)).tolist() == 40 * [1]
-        second.close()
+        assert torch.cat(list(new_loader)).tolist() == 40 * [1]
+        new_loader.close()
         make_loader(data)
         assert server_pids() == [new_server]
     """)
@@ -272,7 +272,7 @@ def test_more_descriptors_than_a_message_holds_keep_their_numbers(run_with_setup
     """)
 
 
-def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_another_module(run_with_setup):
+def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_a_different_module(run_with_setup):
     run_with_setup("""
         write_module("dependency", "value = 1", folder="old")
         import dependency

@@ -84,7 +84,7 @@ def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(run_witho
     """)
 
 
-def test_an_epoch_of_another_loader_inside_the_loop_changes_no_batch(run_without_errors):
+def test_an_epoch_of_a_second_loader_inside_the_loop_changes_no_batch(run_without_errors):
     run_without_errors("""
         train, check = jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1, shuffle=False)
         expected = list(jpeg_loader(folder, seed=0, num_workers=0))

@@ -274,22 +274,22 @@ def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_
 
 
 def test_little_memory_delays_workers_and_raises_no_error(group):
-    good, most_bytes, needed_bytes = run_in_group(
+    good, max_bytes, needed_bytes = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
         data = Numbered(96, 1100, 1000)
         with gl.Loader(data, 8, num_workers=2, device="cpu", transforms=[T.Resize((16, 16))], prefetch_factor=8,
                        chunk_size=2) as loader:
-            good, most = True, 0
+            good, max_bytes = True, 0
             for batch in loader:
                 good = good and bool(is_right(batch))
-                most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
-        print(json.dumps([good, most, 9 * 8 * 3_300_000]))  # nine batches of eight images
+                max_bytes = max(max_bytes, os.fstat(loader._session.ring.fd).st_blocks * 512)
+        print(json.dumps([good, max_bytes, 9 * 8 * 3_300_000]))  # nine batches of eight images
         """,
     )
     assert good
-    assert most_bytes < 160 << 20 < needed_bytes
+    assert max_bytes < 160 << 20 < needed_bytes
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -322,7 +322,7 @@ def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
 @pytest.mark.usefixtures("warm")
 def test_a_slow_consumer_does_not_let_memory_grow():
     ring_bytes = 4 << 20
-    good, most, process_bytes = run_program(
+    good, max_bytes, process_bytes = run_program(
         """
         def bytes_of_processes(pids):
             total = 0
@@ -337,7 +337,7 @@ def test_a_slow_consumer_does_not_let_memory_grow():
         options = {"num_workers": 2, "device": "cpu", "transforms": [T.Resize((16, 16))]}
         ring_bytes = int(sys.argv[1])
         with gl.Loader(Numbered(4800, sizes=sizes), 16, ring_bytes=ring_bytes, prefetch_factor=8, **options) as loader:
-            most, process_bytes, good = 0, [], True
+            max_bytes, process_bytes, good = 0, [], True
             for step, batch in enumerate(loader):
                 good = good and bool(is_right(batch))
                 time.sleep(0.002)  # a training step; the workers run ahead of it
@@ -345,14 +345,14 @@ def test_a_slow_consumer_does_not_let_memory_grow():
                     feed, pool = loader._session.feed, loader._session.engine
                     while feed.pump(0.01) or pool._in_flight:
                         pass
-                most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
+                max_bytes = max(max_bytes, os.fstat(loader._session.ring.fd).st_blocks * 512)
                 if step % 50 == 49:
                     process_bytes.append(bytes_of_processes(loader._session.engine.pids))
-        print(json.dumps([good, most, process_bytes]))
+        print(json.dumps([good, max_bytes, process_bytes]))
         """,
         ring_bytes,
     )
     assert good
-    assert ring_bytes / 2 < most <= ring_bytes
+    assert ring_bytes / 2 < max_bytes <= ring_bytes
     assert len(process_bytes) == 6  # at every 50th of 300 steps
     assert max(process_bytes[1:]) - process_bytes[0] < 8 << 20

@@ -87,7 +87,7 @@ def test_on_error_skip_drops_the_sample_and_lists_it(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_on_error_replace_returns_another_sample_in_its_place(workers):
+def test_on_error_replace_returns_substitutes_for_failed_samples(workers):
     bad = {0, 9, 10, 11}
     with make_loader(Numbered(64, bad=bad), num_workers=workers, on_error="replace", chunk_size=3) as loader:
         batches = load_epoch(loader)

@@ -192,8 +192,8 @@ def best_rate(make: Callable[[], Simulation], max_workers: int = 64, batches: in
 
 
 def rate(seconds: list[float]) -> float:
-    half = seconds[len(seconds) // 2 :]
-    return len(half) / sum(half)
+    second_half = seconds[len(seconds) // 2 :]
+    return len(second_half) / sum(second_half)
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def test_headspace_yields_real_batches_and_then_copies_of_the_first(clock):
 
 
 def test_headspace_restores_dicts_arrays_lists_and_bytearrays():
-    first = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
-    batches = [first, *({} for _ in range(WARM_UP))]
+    changed_batch = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
+    batches = [changed_batch, *({} for _ in range(WARM_UP))]
     loop = gl.headspace(batches, 1)
     seen = [next(loop)]
     for name in ("images", "state"):
@@ -105,9 +105,9 @@ def test_headspace_restores_dicts_arrays_lists_and_bytearrays():
     seen[0]["names"].pop()
     del seen[0]["none"]
     seen += list(loop)
-    assert seen[0] is first
-    last = seen[-1]
-    assert (last["images"].tolist(), last["names"], bytes(last["state"]), last["none"]) == (
+    assert seen[0] is changed_batch
+    last_batch = seen[-1]
+    assert (last_batch["images"].tolist(), last_batch["names"], bytes(last_batch["state"]), last_batch["none"]) == (
         [0, 0, 0], ["a", "b"], b"x", None,
     )  # fmt: skip
 

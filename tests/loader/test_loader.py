@@ -82,7 +82,7 @@ def test_image_without_transforms_is_what_pillow_decodes(jpeg_folder):
     assert difference.max() <= 2
 
 
-def test_shuffle_yields_each_sample_once_in_another_order_each_epoch():
+def test_shuffle_yields_each_sample_once_in_a_different_order_each_epoch():
     with gl.Loader(MapDataset(samples=100), 7, shuffle=True, num_workers=0, device="cpu") as loader:
         orders = [torch.cat(list(loader)).tolist() for _ in range(3)]
         loader.set_epoch(1)

@@ -78,7 +78,7 @@ def test_session_start_is_logged_with_decoders_and_plan(listen):
     assert {record.levelno for record in log.records if record.name == "gpuload.loader"} == {logging.INFO}
 
 
-def test_plan_in_the_log_says_why_a_transform_runs_on_another_backend(listen):
+def test_plan_in_the_log_says_why_a_transform_runs_on_a_different_backend(listen):
     transforms = [T.MultiView([[T.JPEG(50)], [T.CenterCrop(8)]])]
     *_, plan = log_first_batch(listen(logging.INFO), backend="kornia", transforms=transforms)
     assert plan.startswith("plan: backend kornia on cpu: view 1: JPEG by torch (jpeg: Kornia's JPEG gives")

@@ -121,7 +121,7 @@ def test_load_state_dict_during_an_epoch_warns_and_affects_the_next():
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_load_state_dict_of_another_backend_warns_once(strict):
+def test_load_state_dict_of_a_different_backend_warns_once(strict):
     state = make_loader(noise_images(33)).state_dict()
     assert state["backend"] == "torch"  # "auto" means torch on the CPU
     make_loader(noise_images(33), backend="torch").load_state_dict(state)

@@ -133,7 +133,7 @@ def mixed_files() -> list[Any]:
 
 
 @pytest.mark.usefixtures("always_scale")
-def test_scale_fast_decodes_other_formats_at_full_size():
+def test_scale_fast_decodes_only_large_rgb_jpegs_smaller():
     chain = [T.RandomResizedCrop(32)]
     (exact, _), (fast, scaled) = (load_images(mixed_files(), chain, decode) for decode in (EXACT, FAST))
     kinds = np.arange(12) % 6

@@ -198,7 +198,7 @@ def test_stats_can_be_read_while_another_thread_is_in_next():
 
 
 def test_counters_subtract_to_the_difference():
-    first = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=np.array([[5, 3], [0, 0]]))
+    earlier = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=np.array([[5, 3], [0, 0]]))
     later = Counters(
         7,
         Counter(batches=5, next_s=0.75, errors=1),
@@ -206,11 +206,11 @@ def test_counters_subtract_to_the_difference():
         Counter({"too large": 2}),
         np.array([[9, 2], [4, 0]]),  # a row read while it was written, and a new worker
     )
-    done = later - first
-    assert (done.session, done.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
-    assert (done.decoded, done.refused) == (Counter(simplejpeg=4), Counter({"too large": 2}))
-    assert done.workers.tolist() == [[4, 0], [4, 0]]
-    assert done.main["images"] == 0
+    difference = later - earlier
+    assert (difference.session, difference.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
+    assert (difference.decoded, difference.refused) == (Counter(simplejpeg=4), Counter({"too large": 2}))
+    assert difference.workers.tolist() == [[4, 0], [4, 0]]
+    assert difference.main["images"] == 0
     everything = later - Counters(7)
     assert (everything.main, everything.workers.tolist()) == (later.main, later.workers.tolist())
 

@@ -93,7 +93,7 @@ def test_boxes_for_the_exif_rotated_size_of_an_image_are_warned_of_once(
         load_targets(stored, decode=gl.Decode(exif=True))
 
 
-def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
+def test_boxes_for_a_wrong_image_size_are_warned_of_for_the_first_image_only() -> None:
     data = FunctionList([sample_with_boxes((5, 5), encode_image(), name) for name in ("a.jpg", "b.jpg", "c.jpg")])
     with gl.Loader(data, 2, num_workers=0, device="cpu", ragged="list") as loader:
         with pytest.warns(RuntimeWarning, match=r"^the boxes of 'a.jpg' are for an image of 5×5 ") as caught:
@@ -102,7 +102,7 @@ def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
         list(loader)  # does not warn again
 
 
-def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> None:
+def test_boxes_for_a_wrong_image_size_are_warned_of_next_to_unrecognized_targets() -> None:
     def make_sample() -> Any:
         image, target = sample_with_boxes((WIDTH, HEIGHT), encode_image(6))()
         return image, {**target, "keypoints": np.zeros((1, 2, 3), np.float32)}
@@ -125,7 +125,7 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
         "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
     ),
 ])  # fmt: skip
-def test_the_warning_of_boxes_of_another_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
+def test_the_warning_of_boxes_for_a_wrong_image_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(remark)):
         load_targets(FunctionList([make]))
 
@@ -177,7 +177,7 @@ def sample_with_target(target: Any) -> Callable[[], Any]:
         "check the format, which is 'xyxy'",
     ),
 ])  # fmt: skip
-def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, warning: str) -> None:
+def test_targets_that_are_not_in_pixels_are_warned_of_once(target: Any, warning: str) -> None:
     data = FunctionList(map(sample_with_target, (gl.Boxes([[1, 2, 3, 4]]), target, target)))
     for transforms in (FLIP, [gl.transforms.Resize((8, 8))]):
         with pytest.warns(RuntimeWarning, match=starting(warning)) as caught:
@@ -205,7 +205,7 @@ def test_targets_that_no_transform_reads_may_have_any_unit() -> None:
         load_targets(data, transforms=[gl.transforms.SanitizeBoundingBoxes(labels_getter=None)])
 
 
-def test_augment_warns_of_targets_in_another_unit_than_pixels() -> None:
+def test_augment_warns_of_targets_that_are_not_in_pixels() -> None:
     augment = gl.Augment(FLIP)
     images = torch.zeros(2, 3, HEIGHT, WIDTH, dtype=torch.uint8)
     with pytest.warns(RuntimeWarning, match="lie in 0 … 1") as caught:

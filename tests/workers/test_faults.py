@@ -33,7 +33,7 @@ def test_substitutes_are_spread_over_the_dataset():
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 64])
-def test_substitutes_of_a_small_dataset_are_all_other_samples_once(samples):
+def test_substitutes_of_a_small_dataset_are_its_remaining_samples_once_each(samples):
     for position in range(50):
         assert sorted([0, *substitutes(0, 0, position, 0, samples)]) == list(range(samples))
 

@@ -114,7 +114,7 @@ def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
+def test_a_slow_sample_does_not_delay_the_chunks_of_a_second_worker(make_team, tmp_path):
     go = tmp_path / "go"
     team = make_team(MapDataset(block_until(go, 0)), workers=2)
     for chunk in range(20):
@@ -157,13 +157,13 @@ def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_f
     for chunk in range(1, 31):
         reply = team.run(chunk, [chunk, 100], spare_bytes=8 << 20)
         assert (reply.status, reply.nbytes) == (Status.DONE, 2 * (LARGE_IMAGE_BYTES + 32))  # a multiple of 64 each
-        first, second = read_pixels(team, reply)
-        assert (first == chunk).all()
-        assert (second == 100).all()
+        chunk_image, image_100 = read_pixels(team, reply)
+        assert (chunk_image == chunk).all()
+        assert (image_100 == 100).all()
         assert not team.ring.view(team.slots[chunk]).any()
         team.ring.release(team.slots[chunk])
     assert count_chunk_memory() > 0
-    del reply, first, second
+    del reply, chunk_image, image_100
     assert count_chunk_memory() == 0
     assert count_chunk_memory(*team.pool.pids) == 0
 

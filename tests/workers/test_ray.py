@@ -110,7 +110,7 @@ def start_epoch(loader):
     return epoch, first_batch
 
 
-def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
+def test_samples_that_fail_kill_or_hang_are_listed_with_the_causes_of_local_workers(cluster):
     died = "WorkerError: 2 workers died while processing only this sample: "
     for act, options, cause in (
         (raise_lookup_error, {}, "LookupError: not available"),
@@ -168,7 +168,7 @@ def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster)
         assert len(cluster.actors) == 5  # two, a replacement, and two new actors for the changed data
 
 
-def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
+def test_actors_of_a_dead_machine_count_as_one_death_and_the_remaining_actors_continue(cluster):
     with make_loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader:
         cluster.nodes_in_turn = ["a", "a", "b"]
         epoch, seen = start_epoch(loader)
@@ -228,7 +228,7 @@ def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
         next(iter(loader))
 
 
-def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
+def test_a_different_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
     def set_versions(**versions):
         def initialize_and_change(host, *arguments):
             initialize(host, *arguments)
@@ -255,7 +255,7 @@ def test_a_shutdown_of_ray_in_mid_epoch_raises_worker_error(cluster):
             list(epoch)
 
 
-def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster):
+def test_an_iterable_dataset_continues_with_a_new_actor_after_a_death(cluster):
     class Stream:
         def __iter__(self):
             info = gl.get_worker_info()

@@ -243,7 +243,7 @@ class NegativeLabels(gl.ArrayFile):
         return image, -label
 
 
-def test_row_copier_is_not_used_for_other_datasets_and_jobs(tmp_path):
+def test_row_copier_is_not_used_if_samples_cannot_be_copied_as_rows(tmp_path):
     assert make_runners(array_file(tmp_path), collate_fn=list)[0]._row_copier is None
     assert make_runners(array_file(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._row_copier is None
     assert make_runners(NegativeLabels(array_file(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None

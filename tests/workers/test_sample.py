@@ -31,10 +31,10 @@ class ImagePairs:
         return COUNT
 
     def __getitem__(self, index: int) -> Any:
-        first, second = self.files[index % 3], self.files[(index + 1) % 3]
+        color_file, grey_file = self.files[index % 3], self.files[(index + 1) % 3]
         if self.broken and index % 5 == 4:
-            first = first[: len(first) // 2]
-        return gl.Encoded(first), gl.Encoded(second, "L"), index
+            color_file = color_file[: len(color_file) // 2]
+        return gl.Encoded(color_file), gl.Encoded(grey_file, "L"), index
 
 
 def load_epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[np.ndarray]], Any, list[int]]:

@@ -141,7 +141,7 @@ def test_deferred_signals_change_nothing_in_another_thread():
     assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
-def test_a_handler_that_raises_while_it_is_restored_leaves_no_other_handler_replaced(monkeypatch):
+def test_a_handler_that_raises_while_it_is_restored_leaves_no_handler_replaced(monkeypatch):
     set_handler = signal.signal
 
     def set_and_interrupt(number, handler):

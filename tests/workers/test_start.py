@@ -156,18 +156,20 @@ def test_stats_start_describes_the_sessions_first_workers(slow_dataset, is_forka
         batches = iter(loader)
         assert loader.stats().start == Start()
         list(batches)
-        first = stats_once_ready(loader)
+        first_stats = stats_once_ready(loader)
         os.kill(loader._session.engine.pids[0], signal.SIGKILL)
         list(loader)
         stats_once_ready(loader)
-        assert loader.stats().start == loader.stats(since=first).start == first.start  # since all are of one session
-    start = first.start
+        assert (
+            loader.stats().start == loader.stats(since=first_stats).start == first_stats.start
+        )  # since all are of one session
+    start = first_stats.start
     assert start.imports_s["slow_module"] >= 0.5
     assert start.interpreter_s > 0
     assert start.seconds >= start.interpreter_start_s
-    assert "start     " in str(first)
-    assert re.search(r"\(slow_module \d+\.\d+ s", str(first))
-    assert first.as_dict()["start"]["imports_s"] == start.imports_s
+    assert "start     " in str(first_stats)
+    assert re.search(r"\(slow_module \d+\.\d+ s", str(first_stats))
+    assert first_stats.as_dict()["start"]["imports_s"] == start.imports_s
 
 
 def test_stats_start_is_empty_without_workers(slow_dataset):
