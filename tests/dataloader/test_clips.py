@@ -176,7 +176,8 @@ def test_clips_of_any_dtype_and_channels_equal_their_frames_as_images(dtype, cha
         return gl.Image(frames.astype(dtype)[number], layout="HWC")
 
     clips, _ = batches(frame, chain)[0]
-    images_by_frame = [batches(lambda i, number=number: frame(i, number), chain)[0][0] for number in range(FRAMES)]
+    first_batches = [batches(lambda i, number=number: frame(i, number), chain)[0] for number in range(FRAMES)]
+    images_by_frame = [images for images, _ in first_batches]
     assert clips.dtype == getattr(torch, dtype)
     assert torch.equal(clips, torch.stack(images_by_frame, 1))
 

@@ -363,7 +363,8 @@ def test_unseeded_random_numbers_differ_between_sessions(run_with_setup):
                 batch = next(iter(loader))
                 draws.append(batch[0].tolist())
         assert len(server_pids()) == 1
-        assert draws[0][0] != draws[1][0] and draws[0][1] != draws[1][1], draws
+        for first_draw, second_draw in zip(*draws, strict=True):
+            assert first_draw != second_draw, draws
     """)
 
 

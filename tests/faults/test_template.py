@@ -257,21 +257,21 @@ def test_a_forked_worker_has_the_same_environment_as_a_separate_interpreter(run_
         options = {{"num_workers": 1, "device": "cpu", "chunk_size": 1, "prefetch_factor": 1, "collate_fn": list}}
         loaders = [gl.Loader(FunctionData(forked, describe), 4, **options) for forked in (True, False)]
         iterators = [iter(loader) for loader in loaders]
-        first_facts = [next(batches)[0] for batches in iterators]
-        assert first_facts[0] == first_facts[1], first_facts
-        assert first_facts[0]["environment"]["OMP_NUM_THREADS"] == "1"
-        assert int(first_facts[0]["SigBlk"], 16) == 1 << signal.SIGUSR2 - 1  # bit 0 is signal 1
+        facts, facts_of_interpreter = [next(batches)[0] for batches in iterators]
+        assert facts == facts_of_interpreter, (facts, facts_of_interpreter)
+        assert facts["environment"]["OMP_NUM_THREADS"] == "1"
+        assert int(facts["SigBlk"], 16) == 1 << signal.SIGUSR2 - 1  # bit 0 is signal 1
 
         signal.pthread_sigmask(signal.SIG_SETMASK, {{signal.SIGUSR1, signal.SIGINT}})
         os.sched_setaffinity(0, cpus)
         limit(resource.RLIMIT_CORE, 0)
         os.environ["MKL_NUM_THREADS"] = "7"
         os.chdir(f"{{tmp}}/other")
-        last_facts = [list(batches)[-1][-1] for batches in iterators]
-        assert last_facts[0] == last_facts[1], last_facts
-        assert last_facts[0]["environment"]["MKL_NUM_THREADS"] == "1"
-        assert int(last_facts[0]["SigBlk"], 16) == 1 << signal.SIGUSR1 - 1  # workers unblock SIGINT
-        assert last_facts[0]["folder"] == f"{{tmp}}/other"
+        facts, facts_of_interpreter = [list(batches)[-1][-1] for batches in iterators]
+        assert facts == facts_of_interpreter, (facts, facts_of_interpreter)
+        assert facts["environment"]["MKL_NUM_THREADS"] == "1"
+        assert int(facts["SigBlk"], 16) == 1 << signal.SIGUSR1 - 1  # workers unblock SIGINT
+        assert facts["folder"] == f"{{tmp}}/other"
         # One file for each number of threads (1 if forked) and index: each loader has replaced its worker.
         assert {{"1 0", "1 100", "2 0", "2 100"}} <= set(os.listdir(tmp)), os.listdir(tmp)
         assert ["are forked" in text for text in logged if "template" in text] == [True, False]

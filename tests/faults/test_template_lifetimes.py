@@ -323,7 +323,7 @@ fork_server.close()
 assert child_pids(1) == [orphan], child_pids(1)
 assert os.waitstatus_to_exitcode(os.waitpid(orphan, 0)[1]) == 7
 assert refused
-assert all("killed by SIGKILL" in cause for cause in causes), causes
+assert [cause for cause in causes if "killed by SIGKILL" not in cause] == []
 print("good")
 """
 

@@ -99,14 +99,12 @@ def test_headspace_restores_dicts_arrays_lists_and_bytearrays():
     changed_batch = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
     batches = [changed_batch, *({} for _ in range(WARM_UP))]
     loop = gl.headspace(batches, 1)
-    seen = [next(loop)]
+    assert next(loop) is changed_batch
     for name in ("images", "state"):
-        seen[0][name][0] = 1
-    seen[0]["names"].pop()
-    del seen[0]["none"]
-    seen += list(loop)
-    assert seen[0] is changed_batch
-    last_batch = seen[-1]
+        changed_batch[name][0] = 1
+    changed_batch["names"].pop()
+    del changed_batch["none"]
+    *_, last_batch = loop
     assert (last_batch["images"].tolist(), last_batch["names"], bytes(last_batch["state"]), last_batch["none"]) == (
         [0, 0, 0], ["a", "b"], b"x", None,
     )  # fmt: skip

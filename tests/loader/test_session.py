@@ -89,7 +89,7 @@ def test_module_with_state_sees_the_latest_training_step(device, held):
                 module.by += 100  # a step of the optimizer
     assert set(module.streams) == {"consumer"}
     # The input of the module is kept for the stream on which the module ran.
-    assert any(tensor.shape == (2, 3, 4, 4) and stream == "consumer" for tensor, stream in device.kept)
+    assert ((2, 3, 4, 4), "consumer") in [(tensor.shape, stream) for tensor, stream in device.kept]
 
 
 def test_deep_module_can_be_trained_through_the_loader(device):
@@ -356,7 +356,7 @@ def test_memory_format_without_effect_warns_once(options, text):
     loader = gl.Loader(LEVELS, 4, device="cpu", **{"memory_format": "channels_last", **options})
     with pytest.warns(RuntimeWarning, match=f"^{NO_EFFECT}{text}") as warned, loader:
         batches = [images for _ in range(2) for images, _ in loader]
-    assert all(images.is_contiguous() for images in batches)
+    assert {images.is_contiguous() for images in batches} == {True}
     assert [warning.filename for warning in warned] == [__file__]
 
 

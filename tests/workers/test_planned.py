@@ -133,13 +133,13 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
 def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
     feed, _ = make_feed(BATCH_SIZE)
     batch = pump_and_pop(feed)
-    assert all(part.description for part in batch.parts)
+    assert [bool(part.description) for part in batch.parts] == [True, True]
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
     columns = batch.join_columns(batch.planned.starts)
-    assert all(part.description for part in batch.parts)
+    assert [bool(part.description) for part in batch.parts] == [True, True]
     joined = Batch(batch.spec, batch.parts).join_columns(batch.planned.starts)
-    assert not any(part.description for part in batch.parts)
+    assert [bool(part.description) for part in batch.parts] == [False, False]
     [planned_images], [chunk_images] = columns.images, joined.images
     np.testing.assert_array_equal(planned_images.table, chunk_images.table)
     assert (planned_images.rows, planned_images.leaves) == (chunk_images.rows, chunk_images.leaves)
@@ -160,7 +160,7 @@ def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_
     feed, engine = make_feed(12 * BATCH_SIZE, ahead=6)
     for _ in range(6):
         check_unplanned(feed, feed.pop_batch())
-    assert not any(request.is_planning for request in engine._waiting)
+    assert [request for request in engine._waiting if request.is_planning] == []
     feed, engine = make_feed(12 * BATCH_SIZE, ahead=6)
     feed._submit_chunks()
     engine._waiting.rotate(-2)  # the first batch is completed last

@@ -234,7 +234,8 @@ def test_an_array_file_that_was_changed_is_an_error_of_each_sample(tmp_path):
     copying_runner, three_step_runner = make_runners(dataset)
     assert load_content(copying_runner, IN_ORDER) == load_content(three_step_runner, IN_ORDER)
     reply, slot, _ = run_chunk(copying_runner, IN_ORDER)
-    assert "was changed after the dataset" in read_content(slot, reply.meta, reply.meta_at).errors[0][1].cause
+    (_, error), *_ = read_content(slot, reply.meta, reply.meta_at).errors
+    assert "was changed after the dataset" in error.cause
 
 
 class NegativeLabels(gl.ArrayFile):

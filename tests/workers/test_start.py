@@ -160,9 +160,8 @@ def test_stats_start_describes_the_sessions_first_workers(slow_dataset, is_forka
         os.kill(loader._session.engine.pids[0], signal.SIGKILL)
         list(loader)
         stats_once_ready(loader)
-        assert (
-            loader.stats().start == loader.stats(since=first_stats).start == first_stats.start
-        )  # since all are of one session
+        # A session has one start.
+        assert loader.stats().start == loader.stats(since=first_stats).start == first_stats.start
     start = first_stats.start
     assert start.imports_s["slow_module"] >= 0.5
     assert start.interpreter_s > 0
