@@ -18,12 +18,12 @@ def worker_share() -> tuple[int, int]:
 
 class Counting:
     """A stream of 0 … n−1 divided among workers, without state or length. The worker that reaches `kill_at` first
-    creates the file `mark` and kills itself."""
+    creates the file `marker` and kills itself."""
 
-    def __init__(self, samples: int = 10, kill_at: int = -1, mark: str = "") -> None:
+    def __init__(self, samples: int = 10, kill_at: int = -1, marker: str = "") -> None:
         self.samples = samples
         self.kill_at = kill_at
-        self.mark = mark
+        self.marker = marker
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = worker_share()
@@ -32,8 +32,8 @@ class Counting:
             yield number
 
     def kill_at_first_pass(self, number: int) -> None:
-        if number == self.kill_at and not os.path.exists(self.mark):
-            open(self.mark, "w").close()
+        if number == self.kill_at and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
             os.kill(os.getpid(), 9)
 
 

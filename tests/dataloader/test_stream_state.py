@@ -300,7 +300,7 @@ def test_restarted_worker_gets_the_dataset_state_with_its_types(tmp_path, stream
     """A killed worker is restarted from the state of its last chunk, which did not pass through JSON."""
     with stream_loader(stream(20), num_workers=2) as loader:
         undisturbed = load_epoch(loader)
-    with stream_loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader:
+    with stream_loader(stream(20, kill_at=13, marker=str(tmp_path / "killed")), num_workers=2) as loader:
         assert load_epoch(loader) == undisturbed
     assert (tmp_path / "killed").exists()
 

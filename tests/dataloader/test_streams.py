@@ -238,10 +238,10 @@ def test_worker_init_fn_can_divide_a_stream_among_workers():
 @pytest.mark.processes
 def test_worker_killed_by_its_stream_loses_and_repeats_no_sample(tmp_path):
     undisturbed = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
-    mark = tmp_path / "killed"
-    dataset = Counting(20, kill_at=9, mark=str(mark))
+    marker = tmp_path / "killed"
+    dataset = Counting(20, kill_at=9, marker=str(marker))
     assert as_lists(gpuload_batches(dataset, 3, num_workers=2, chunk_size=1, prefetch_factor=4)) == undisturbed
-    assert mark.exists()
+    assert marker.exists()
 
 
 @pytest.mark.processes

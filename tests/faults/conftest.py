@@ -18,7 +18,8 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def start_program(zygote, tmp_path, jpeg_folder):
-    """Start a script. Its globals are those of `zygote.py`, `tmp` (a folder for its files) and `folder` (JPEGs)."""
+    """Return a function that starts a script. The script's globals are those of `zygote.py`, `tmp` (a folder for its
+    files) and `folder` (JPEGs)."""
     programs: list[Program] = []
 
     def start_program(code: str) -> Program:
@@ -33,7 +34,7 @@ def start_program(zygote, tmp_path, jpeg_folder):
 
 @pytest.fixture
 def run_without_errors(start_program):
-    """Run a script and check that it exits with 0, prints nothing to stderr and leaves no process."""
+    """Return a function that runs a script and checks that it exits with 0, without errors and leaving no process."""
 
     def run_without_errors(code: str) -> None:
         exit_code, error = start_program(code).end()
