@@ -386,8 +386,8 @@ class NumaMachine:
         return find_placement(f"0000:1{gpu}:00.0", device=f"cuda:{gpu}", ranks=ranks, allowed=cpus, root=str(self.root))
 
 
-TWO_NODES = ["0-15,32-47", "16-31,48-63"]
-EIGHT_GPUS = [0, 0, 0, 0, 1, 1, 1, 1]
+TWO_NODES = ["0-15,32-47", "16-31,48-63"]  # the CPUs of each node
+EIGHT_GPUS = [0, 0, 0, 0, 1, 1, 1, 1]  # the node of each GPU
 
 
 def test_placement_puts_workers_on_the_numa_node_of_their_gpu(tmp_path):
