@@ -94,7 +94,7 @@ def test_scale_fast_keeps_the_filter_of_the_transform():
     for filter in ("bilinear", "lanczos"):
         for decode in (EXACT, FAST):
             chain = [T.Resize((40, 40), interpolation=filter)]
-            [image], _ = load_images([gl.Encoded(file)], chain, decode, batch_size=1)
+            image, _ = load_images([gl.Encoded(file)], chain, decode, batch_size=1)
             images[filter, decode] = image.float()
     for filter, other in (("bilinear", "lanczos"), ("lanczos", "bilinear")):
         same, different = ((images[filter, FAST] - images[name, EXACT]).abs().mean() for name in (filter, other))
