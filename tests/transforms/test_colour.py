@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import stats
-from transforms.drawing import N, draw
+from transforms.drawing import SAMPLES, draw
 
 from gpuload import transforms as T
 
@@ -23,6 +23,6 @@ def test_gaussian_noise_draws_uniform_keys_of_32_bits():
     assert (keys == np.floor(keys)).all()
     assert keys.min() >= 0
     assert keys.max() < 2**32
-    assert len(np.unique(keys, axis=0)) == N
+    assert len(np.unique(keys, axis=0)) == SAMPLES
     assert stats.kstest(keys.ravel() / 2**32, "uniform").pvalue > 0.01
     np.testing.assert_allclose(record.values[0, 0, :2], [25.5, 51.0])

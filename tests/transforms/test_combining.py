@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from transforms.drawing import KEY, N, draw
+from transforms.drawing import KEY, SAMPLES, draw
 
 from gpuload import transforms as T
 
-SIZES = np.tile([[40, 60]], (N, 1))
+SIZES = np.tile([[40, 60]], (SAMPLES, 1))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_mosaic_decides_the_output_size_unless_p_is_below_1():
 
 def test_mosaic_draws_uniform_centers_and_orders():
     [record] = draw(T.Mosaic((1000, 2000), center_range=(0.2, 0.7), p=0.6)).records
-    assert stats.binomtest(int(record.gathered.sum()), N, 0.6).pvalue > 1e-4
+    assert stats.binomtest(int(record.gathered.sum()), SAMPLES, 0.6).pvalue > 1e-4
     for axis, length in enumerate((1000, 2000)):
         places = (record.centre_yx[:, axis] + 0.5) / length
         assert stats.kstest(places, stats.uniform(0.2, 0.5).cdf).pvalue > 1e-4
@@ -68,8 +68,8 @@ def test_mosaic_draws_uniform_centers_and_orders():
 
 def test_copy_paste_draws_different_keys_for_each_sample():
     [record] = draw(T.CopyPaste(0.3)).records
-    assert stats.binomtest(int(record.gathered.sum()), N, 0.3).pvalue > 1e-4
-    assert len(np.unique(record.keys, axis=0)) == N
+    assert stats.binomtest(int(record.gathered.sum()), SAMPLES, 0.3).pvalue > 1e-4
+    assert len(np.unique(record.keys, axis=0)) == SAMPLES
 
 
 def test_regions_before_mosaic_are_complete_images_or_those_of_an_earlier_crop():

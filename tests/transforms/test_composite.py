@@ -11,7 +11,7 @@ import torch
 from helpers.both_loaders import cpu_loader, gpuload_batches
 from helpers.map_datasets import MapDataset
 from scipy import stats
-from transforms.drawing import KEY, NORMALIZE, N, draw
+from transforms.drawing import KEY, NORMALIZE, SAMPLES, draw
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -25,15 +25,15 @@ def test_random_apply_applies_all_of_its_transforms_or_none():
     assert [first.name, second.name] == ["RandomHorizontalFlip", "RandomVerticalFlip"]
     assert (first.step, second.step) == (0, 0)
     assert len(draw(T.RandomApply([T.RandomInvert()], p=0)).records) == 0
-    assert len(draw(T.RandomApply([T.RandomInvert()], p=1)).records[0].rows) == N
+    assert len(draw(T.RandomApply([T.RandomInvert()], p=1)).records[0].rows) == SAMPLES
 
 
 def test_random_choice_applies_one_transform_each_equally_often_by_default():
     choices = [T.RandomCrop(8), T.CenterCrop(8), T.TrimBorder(2)]
     even = draw(T.RandomChoice(choices)).records
-    assert sorted(np.concatenate([record.rows for record in even]).tolist()) == list(range(N))
+    assert sorted(np.concatenate([record.rows for record in even]).tolist()) == list(range(SAMPLES))
     assert stats.chisquare([len(record.rows) for record in even]).pvalue > 0.01
-    assert [len(record.rows) for record in draw(T.RandomChoice(choices, p=[0, 1, 0])).records] == [N]
+    assert [len(record.rows) for record in draw(T.RandomChoice(choices, p=[0, 1, 0])).records] == [SAMPLES]
     assert len(draw(T.RandomChoice([T.RandomInvert(), T.Identity()])).records) == 1
 
 

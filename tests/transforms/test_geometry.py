@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from transforms.drawing import KEY, NORMALIZE, TO_FLOAT, N, draw
+from transforms.drawing import KEY, NORMALIZE, SAMPLES, TO_FLOAT, draw
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -61,7 +61,7 @@ def test_rotate90_and_transpose_swap_height_and_width(kind):
     program = draw(kind(0.5), size_hw=(50, 60))
     sizes = np.where(program.records[0].transposed[:, None], [60, 50], [50, 60])
     np.testing.assert_array_equal(program.results_hw, sizes)
-    assert 0 < (sizes[:, 0] == 60).sum() < N
+    assert 0 < (sizes[:, 0] == 60).sum() < SAMPLES
     assert T.Chain([T.CenterCrop(8), kind()]).output_size_hw == (8, 8)
     assert T.Chain([T.CenterCrop((8, 9)), kind()]).output_size_hw is None
     assert T.Chain([kind()]).output_size_hw is None

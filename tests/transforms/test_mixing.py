@@ -6,7 +6,7 @@ import re
 
 import pytest
 from scipy import stats
-from transforms.drawing import NORMALIZE, TO_FLOAT, N, draw
+from transforms.drawing import NORMALIZE, SAMPLES, TO_FLOAT, draw
 
 from gpuload import transforms as T
 
@@ -59,10 +59,14 @@ def test_chain_refuses_mixup_and_cutmix_in_invalid_places(transforms, text):
 def test_mixup_and_cutmix_are_compared_without_their_labels_getter():
     assert repr(T.MixUp(alpha=0.2, num_classes=10)) == "MixUp(alpha=0.2, num_classes=10)"
     # A function has no stable name, so it is not compared.
-    chain, other = (T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2))
-    assert chain == other
-    assert chain.fingerprint() == other.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
-    assert chain.mixing is not None
+    first_chain, second_chain = (
+        T.Chain([NORMALIZE, T.MixUp(labels_getter=lambda batch, n=n: batch[n])]) for n in (1, 2)
+    )
+    assert first_chain == second_chain
+    assert (
+        first_chain.fingerprint() == second_chain.fingerprint() != T.Chain([NORMALIZE, T.MixUp(alpha=2)]).fingerprint()
+    )
+    assert first_chain.mixing is not None
     assert T.Chain([NORMALIZE]).mixing is None
     assert T.Chain([TO_FLOAT, T.RandomApply([T.RandomChoice([T.Identity(), T.CutMix()])])]).mixing == T.CutMix()
 
@@ -73,6 +77,6 @@ def test_random_choice_of_mixup_and_cutmix_draws_one_for_each_sample():
     pasted = mix.box_tlhw[:, 2] > 0
     blended = ~pasted & (mix.share < 1)
     # CutMix draws some boxes without area.
-    assert stats.binomtest(int(blended.sum()), N, 0.4).pvalue > 0.01
+    assert stats.binomtest(int(blended.sum()), SAMPLES, 0.4).pvalue > 0.01
     assert 0.17 < pasted.mean() < 0.21
     assert stats.kstest(mix.share[blended], "uniform").pvalue > 0.01

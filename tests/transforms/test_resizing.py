@@ -10,7 +10,7 @@ import pytest
 from helpers import peers
 from PIL import Image
 from scipy import stats
-from transforms.drawing import KEY, N, draw
+from transforms.drawing import KEY, SAMPLES, draw
 
 from gpuload import transforms as T
 from gpuload.transforms.base import DrawError
@@ -50,8 +50,8 @@ def test_resize_draws_torchvisions_sizes(size, max_size):
 def test_interpolation_random_draws_bilinear_or_bicubic(transform):
     program = draw(transform)
     bilinear, bicubic = ((program.records[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
-    assert bilinear + bicubic == N
-    assert stats.binomtest(int(bicubic), N).pvalue > 0.01
+    assert bilinear + bicubic == SAMPLES
+    assert stats.binomtest(int(bicubic), SAMPLES).pvalue > 0.01
     if np.ptp(program.results_hw[:, 0]):
         # Filters and sizes are independent.
         assert stats.spearmanr(program.records[0].filters, program.results_hw[:, 0]).pvalue > 0.01
