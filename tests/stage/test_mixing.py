@@ -54,15 +54,14 @@ def assert_same_rows(rows: dict, expected: dict) -> None:
 
 
 def expected_rows(dataset) -> dict:
-    """Return the image and the label at each position by the formulas, from batches that are not mixed."""
+    """Mix the images and labels of unmixed batches by the formulas of MixUp and CutMix, and return them by position."""
     unmixed_rows = rows_by_position(make_loader(dataset, 2, [*UNMIXED, T.Identity()], shuffle=True))
     positions, results = np.array(sorted(unmixed_rows)), {}
-    mix = T.Chain([*UNMIXED, MIXING]).draw(epoch_key(0, 0), positions, np.tile([[16, 20]], (len(positions), 1))).mix
+    sizes_hw = np.tile([[16, 20]], (len(positions), 1))  # the size of Pictures
+    mix = T.Chain([*UNMIXED, MIXING]).draw(epoch_key(0, 0), positions, sizes_hw).mix
     for row, position in enumerate(positions.tolist()):
-        (image, label), (partner_image, partner_label) = (
-            unmixed_rows[position],
-            unmixed_rows.get(position ^ 1, unmixed_rows[position]),
-        )
+        image, label = unmixed_rows[position]
+        partner_image, partner_label = unmixed_rows.get(position ^ 1, unmixed_rows[position])
         label, partner_label = (
             torch.eye(CLASSES, dtype=torch.float64)[int(label_index)] for label_index in (label, partner_label)
         )
@@ -80,10 +79,11 @@ def test_mixing_blends_each_image_and_label_with_its_neighbor(samples):
     dataset = Pictures(samples)
     rows, expected = rows_by_position(make_loader(dataset, shuffle=True)), expected_rows(dataset)
     assert rows.keys() == expected.keys() == set(range(samples))
-    for position, (image, label) in expected.items():
-        torch.testing.assert_close(rows[position][0].double(), image, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(rows[position][1].double(), label, rtol=1e-6, atol=1e-6)
-        assert rows[position][1].dtype == torch.float32
+    for position, (expected_image, expected_label) in expected.items():
+        image, label = rows[position]
+        torch.testing.assert_close(image.double(), expected_image, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(label.double(), expected_label, rtol=1e-6, atol=1e-6)
+        assert label.dtype == torch.float32
     soft_labels = torch.stack([label for _, label in rows.values()])
     torch.testing.assert_close(soft_labels.sum(dim=1), torch.ones(samples))
     if samples % 2:  # the last row has no neighbor
@@ -101,7 +101,7 @@ def test_mixing_gives_the_same_rows_on_any_number_of_ranks_and_workers(samples, 
     expected = rows_by_position(make_loader(batch_size=8, **options))
     for ranks, workers in ((1, 2), (2, 0), (4, 0), (2, 1)):
         if workers and samples != 21:
-            continue
+            continue  # workers start slowly, so they run with only one length, an odd one
         rows, batch_lengths = {}, set()
         for rank in range(ranks):
             rank_options = {"rank": rank, "world_size": ranks, "uneven": uneven, "num_workers": workers}
@@ -109,13 +109,13 @@ def test_mixing_gives_the_same_rows_on_any_number_of_ranks_and_workers(samples, 
                 batches = list(rank_loader)
             batch_lengths.add(tuple(len(info.positions) for _, info in batches))
             rows = rows_by_position(batches) | rows
-        assert len(batch_lengths) == 1  # ranks stay in step
-        assert ranks == 1 or all(count % 2 == 0 for count in batch_lengths.pop())
+        [lengths] = batch_lengths  # ranks stay in step
+        assert ranks == 1 or not any(np.array(lengths) % 2), f"a pair is split between ranks: {lengths}"
         assert_same_rows(rows, expected)
 
 
 def rows_of_ranks(loader_factory, batch_size: int, ranks: int, state=None, **options) -> dict:
-    """Return the rows of all ranks, which resume a state if there is one, each with a part of the batch size."""
+    """Load the rows of all ranks, from a saved state if given. The ranks share the batch size."""
     rows = {}
     for rank in range(ranks):
         rank_loader = loader_factory(batch_size=batch_size // ranks, rank=rank, world_size=ranks, **options)
@@ -127,10 +127,9 @@ def rows_of_ranks(loader_factory, batch_size: int, ranks: int, state=None, **opt
 
 def test_mixing_with_uneven_drop_keeps_complete_pairs_on_each_rank():
     options = {"dataset": Pictures(23), "shuffle": True}
-    expected, rows = (
-        rows_by_position(make_loader(**options)),
-        rows_of_ranks(make_loader, 8, 2, uneven="drop", **options),
-    )
+    expected = rows_by_position(make_loader(**options))
+    rows = rows_of_ranks(make_loader, batch_size=8, ranks=2, uneven="drop", **options)
+    # Of 23 samples, 3 do not fill a pair on each rank.
     assert_same_rows(rows, {position: expected[position] for position in range(20)})
 
 
@@ -166,7 +165,7 @@ def test_mixing_with_repeats_never_pairs_a_sample_with_itself(batch_size, ranks)
         for (_, labels), info in make_repeating_loader(batch_size, world_size=ranks, rank=rank, drop_last=True):
             indices = info.indices.tolist()
             for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
-                partner = indices[(row + batch_size // 2) % batch_size]
+                partner = indices[(row + batch_size // 2) % batch_size]  # half a batch away
                 assert partner != index
                 assert set(label.nonzero().ravel().tolist()) == {index, partner}
 
@@ -174,12 +173,11 @@ def test_mixing_with_repeats_never_pairs_a_sample_with_itself(batch_size, ranks)
 def test_mixing_with_repeats_leaves_a_sample_unmixed_if_its_partner_would_be_itself():
     """A batch has fewer than twice as many rows as a sample has repeats."""
     unmixed_rows = rows_by_position(make_repeating_loader(2, transforms=[*UNMIXED, T.Identity()]))
+    # Positions 0 … 2 are the repeats of one sample, 3 … 5 those of the next.
     for batch_size, unmixed_positions in ((2, [0, 1, 4, 5, 6, 7, 10, 11]), (4, [0, 2, 9, 11])):
-        mixed_rows = rows_by_position(make_repeating_loader(batch_size))
-        assert [
-            position for position in range(12) if torch.equal(mixed_rows[position][0], unmixed_rows[position][0])
-        ] == unmixed_positions
-        assert [position for position in range(12) if mixed_rows[position][1].max() == 1] == unmixed_positions
+        rows = rows_by_position(make_repeating_loader(batch_size))
+        assert [n for n in range(12) if torch.equal(rows[n][0], unmixed_rows[n][0])] == unmixed_positions
+        assert [n for n in range(12) if rows[n][1].max() == 1] == unmixed_positions
 
 
 @pytest.mark.parametrize(
@@ -203,8 +201,9 @@ def test_mixing_leaves_a_sample_unmixed_if_its_neighbor_was_skipped():
         rows = rows_by_position(make_loader(dataset, transforms=transforms, on_error="skip"))
     expected = rows_by_position(make_loader(Pictures(22), transforms=transforms))
     assert 5 not in rows
-    assert sorted(rows[4][1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
-    assert_same_rows({p: v for p, v in rows.items() if p != 4}, {p: v for p, v in expected.items() if p not in (4, 5)})
+    _, label = rows.pop(4)  # the neighbor of sample 5
+    assert sorted(label.tolist()) == [0.0] * (CLASSES - 1) + [1.0]
+    assert_same_rows(rows, {position: row for position, row in expected.items() if position not in (4, 5)})
 
 
 def test_mixing_with_a_sampler_or_stream_pairs_the_rows_of_a_batch():
@@ -261,16 +260,10 @@ EVEN_BATCH_SIZE = "batch_size must be even with MixUp"
     [
         ({"batch_size": 5}, f"{EVEN_BATCH_SIZE}, which mixes the samples of a batch in pairs, got 5; use batch_size=6"),
         ({"batch_size": 1}, f"{EVEN_BATCH_SIZE}, which mixes the samples of a batch in pairs, got 1; use "),
-        (
-            {"batch_size": None},
-            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an ",
-        ),
+        ({"batch_size": None}, "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass "),
         ({"batch_size": 3, "sampler": [1, 2]}, EVEN_BATCH_SIZE),
         ({"dataset": Stream(4), "batch_size": 3}, EVEN_BATCH_SIZE),
-        (
-            {"ragged": "list"},
-            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop ",
-        ),
+        ({"ragged": "list"}, "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a "),
         ({"ragged": "pad"}, "ragged='pad' cannot be combined with MixUp"),
     ],
 )
@@ -285,21 +278,22 @@ class MaskedPictures(Pictures):
         return image, gl.Mask(image[:, :, 0]), label
 
 
-def test_mixing_of_samples_that_cannot_be_mixed_raises():
+@pytest.mark.parametrize("options", [{}, {"collate_fn": list}])
+def test_mixing_of_masks_or_different_sizes_in_a_batch_raises(options):
     text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; remove MixUp"
-    for options in ({}, {"collate_fn": list}):
-        with pytest.raises(SampleError, match=re.escape(text)):
-            next(iter(make_loader(MaskedPictures(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))
-    sizes = [(np.zeros((8, 8 + 2 * i, 3), np.uint8), i) for i in range(4)]
-    for options in ({}, {"collate_fn": list}):
-        with pytest.raises(ValueError, match="the images of a batch have different sizes"):
-            next(iter(make_loader(sizes, transforms=[NORMALIZE, T.MixUp(num_classes=4)], **options)))
+    with pytest.raises(SampleError, match=re.escape(text)):
+        next(iter(make_loader(MaskedPictures(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))
+    samples = [(np.zeros((8, 8 + 2 * i, 3), np.uint8), i) for i in range(4)]
+    with pytest.raises(ValueError, match="the images of a batch have different sizes"):
+        next(iter(make_loader(samples, transforms=[NORMALIZE, T.MixUp(num_classes=4)], **options)))
+
+
+def test_images_of_different_sizes_in_a_sample_are_mixed_by_mixup_and_refused_by_cutmix():
     samples = [(gl.Image(np.zeros((8, 8, 3), np.uint8)), gl.Image(np.zeros((9, 30, 3), np.uint8)), i) for i in range(4)]
     text = "the images of sample 0 have different sizes, so CutMix would mix them in different proportions"
     with pytest.raises(CollateError, match=re.escape(text)):
         next(iter(make_loader(samples, transforms=[NORMALIZE, T.CutMix(num_classes=4)])))
-    images, _, labels = next(
-        iter(make_loader(samples, transforms=[NORMALIZE, T.MixUp(labels_getter=lambda batch: batch[2], num_classes=4)]))
-    )[0]
+    mixup = T.MixUp(labels_getter=lambda batch: batch[2], num_classes=4)
+    (images, _, labels), _ = next(iter(make_loader(samples, transforms=[NORMALIZE, mixup])))
     assert images.shape == (4, 3, 8, 8)
     assert labels.shape == (4, 4)

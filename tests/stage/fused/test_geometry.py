@@ -1,9 +1,11 @@
-"""Pixels that kernels sample: as in the reference, for tiles that are cut, mirrored, and larger than an image."""
+"""Kernels sample the same pixels as the reference, for tiles that are cut, mirrored, or larger than an image."""
 
 # Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -97,16 +99,16 @@ def run_job(
     tile: tuple[int, int] = (32, 32),
     by_rows: bool = False,
 ) -> np.ndarray:
-    """Return a window of the result of a job on an image H×W×C: float32 C×H'×W'.
+    """Run a job on an H×W×C image, and return a window of its result as a float32 array C×H'×W'.
 
     Args:
         image, kind, ints, floats, table: the job.
         window_tlhw: the window of the result.
         mirrored: whether the kernel writes rows, and columns, in reverse order.
         upside_down: whether the image's last row comes first in memory.
-        channels: the channels of the result, if not those of the image.
+        channels: the number of channels of the result, by default as many as the image has.
         tile: the rows and columns of a program.
-        by_rows: whether to sample row by row as on a GPU, where the interpreter samples all at once.
+        by_rows: whether to sample row by row, as on a GPU; the interpreter otherwise samples all rows at once.
     """
     height, width, image_channels = image.shape
     channels = channels or image_channels
@@ -141,9 +143,9 @@ def run_job(
     device_ints, device_floats = torch.from_numpy(job_ints).to(DEVICE), torch.from_numpy(job_floats).to(DEVICE)
     weights, filters = device_ints, 0
     if kind in (jobs.RESIZE, jobs.WARP):
-        filters = 1 << (
-            jobs.NEAREST if job_ints[jobs.FILTER] == jobs.FIXED_POINT else min(int(job_ints[jobs.FILTER]), jobs.BICUBIC)
-        )
+        # The job's filters as bits: fixed point counts as nearest, and filters beyond bicubic count as bicubic.
+        code = int(job_ints[jobs.FILTER])
+        filters = 1 << (jobs.NEAREST if code == jobs.FIXED_POINT else min(code, jobs.BICUBIC))
     if size:
         weights = make_weight_tables(device_ints, device_floats, 1, size, programs, kind, filters, tile[0])
     result = torch.full((channels, rows, columns), np.nan, device=DEVICE)
@@ -228,6 +230,7 @@ def test_table_job_pads_like_the_reference(mode):
         inside = (axis_positions >= 0) & (axis_positions < length) if mode == "constant" else True
         table.append(np.where(inside, padded_indices(axis_positions, length, mode), -1))
     expected = crop(source_of(image), np.array([[*corner, 0, 0]]), size, np.array([image.shape[:2]]), mode, fill)
+    # The table begins at index 3, after three entries that must not be read.
     table = np.concatenate([[-5, -5, -5], *table]).astype(np.int32)
     ints = {jobs.TABLE_AT: 3, jobs.TABLE_ROWS: size[0]}
     result = run_job(image, jobs.TABLE, (0, 0, *size), ints, fill_floats(fill), table=table, mirrored=(True, True))
@@ -279,55 +282,49 @@ def test_resize_job_to_half_the_size_rounds_halves_like_the_reference():
     np.testing.assert_array_equal(result, expected)
 
 
-def map_coefficients(kind: str) -> list[list[float]]:
-    turned = [0.8, -0.5, 9.3, 0.45, 0.9, -6.2, 0, 0]
-    return {
-        "affine": [
-            turned,
-            [2.3, 0.4, -20, -0.6, 1.9, 11, 0, 0],
-            [1, 1, 0, 0, 1, 0, 0, 0],
-            [0.3, 0, 7, 0, 0.2, 3, 0, 0],
-        ],
-        "projective": [
-            [*turned[:6], 0.004, -0.003],
-            [1.1, 0.2, -3, 0.1, 0.7, 4, -0.05, 0.02],  # its horizon crosses the result
-            [1, 0, 0, 0, 1, 0, -2 / 31, 0],  # its horizon goes through centers of pixels
-        ],
-    }[kind]
+class Map(NamedTuple):
+    coefficients: list[float]
+    channels: int = 3
+    is_mirrored: bool = False
+    is_fixed_point: bool = False  # whether its nearest pixels are found in fixed point
 
 
-@pytest.mark.parametrize("interpolation", FILTERS)
-@pytest.mark.parametrize("kind", ["affine", "projective"])
-def test_warp_job_gives_the_levels_of_the_reference(kind, interpolation):
-    for number, coefficients in enumerate(map_coefficients(kind)):
-        image = random_image(8 + number, 26, 31, 1 if number == 1 else 3)
-        fill = (12, 200, 77)[: image.shape[2]]
-        window = (3, 2, 21, 30)
-        rows = np.array([coefficients])
-        expected = warp_batch(to_nchw(image), rows, (24, 32), interpolation, fill)[0, :, 3:, 2:].numpy()
-        _, fixed = nearest_methods(rows, np.array([[24, 32]]))
-        is_fixed_point = interpolation == "nearest" and fixed[0]
-        assert is_fixed_point == (interpolation == "nearest" and kind == "affine" and number < 3)
-        if interpolation == "nearest" and kind == "affine" and not is_fixed_point:
-            continue  # sums of steps come from a table
-        ints = {jobs.FILTER: jobs.FIXED_POINT if is_fixed_point else FILTERS.index(interpolation)}
-        floats = fill_floats(fill) | dict(enumerate(coefficients))
-        result = run_job(image, jobs.WARP, window, ints, floats, mirrored=(False, number == 2))
-        np.testing.assert_array_equal(result, expected)
-        if number == 0:
-            result = run_job(
-                image, jobs.WARP, (3, 2, 7, 30), ints, floats, mirrored=(True, True), tile=(8, 32), by_rows=True
-            )
-            np.testing.assert_array_equal(result, expected[:, :7])
+AFFINE = [0.8, -0.5, 9.3, 0.45, 0.9, -6.2]
+MAPS = {
+    "affine": Map([*AFFINE, 0, 0], is_fixed_point=True),
+    "affine, one channel": Map([2.3, 0.4, -20, -0.6, 1.9, 11, 0, 0], channels=1, is_fixed_point=True),
+    "shear, mirrored": Map([1, 1, 0, 0, 1, 0, 0, 0], is_mirrored=True, is_fixed_point=True),
+    "scaling": Map([0.3, 0, 7, 0, 0.2, 3, 0, 0]),
+    "projective": Map([*AFFINE, 0.004, -0.003]),
+    "the horizon crosses the result": Map([1.1, 0.2, -3, 0.1, 0.7, 4, -0.05, 0.02], channels=1),
+    "the horizon goes through centers of pixels": Map([1, 0, 0, 0, 1, 0, -2 / 31, 0], is_mirrored=True),
+}
+WARP_CASES = [(name, interpolation) for name in MAPS for interpolation in FILTERS]
+WARP_CASES.remove(("scaling", "nearest"))  # its pixels come from a table (jobs.TABLE), so there is no warp job
+
+
+@pytest.mark.parametrize(("name", "interpolation"), WARP_CASES)
+def test_warp_job_gives_the_levels_of_the_reference(name, interpolation):
+    coefficients, channels, is_mirrored, is_fixed_point = MAPS[name]
+    image, rows, fill = random_image(8, 26, 31, channels), np.array([coefficients]), (12, 200, 77)[:channels]
+    expected = warp_batch(to_nchw(image), rows, (24, 32), interpolation, fill)[0, :, 3:, 2:].numpy()
+    _, fixed = nearest_methods(rows, np.array([[24, 32]]))
+    assert fixed.item() == is_fixed_point
+    code = jobs.FIXED_POINT if is_fixed_point and interpolation == "nearest" else FILTERS.index(interpolation)
+    arguments = {jobs.FILTER: code}, fill_floats(fill) | dict(enumerate(coefficients))
+    result = run_job(image, jobs.WARP, (3, 2, 21, 30), *arguments, mirrored=(False, is_mirrored))
+    np.testing.assert_array_equal(result, expected)
+    if name in ("affine", "projective"):
+        options = {"mirrored": (True, True), "tile": (8, 32), "by_rows": True}
+        result = run_job(image, jobs.WARP, (3, 2, 7, 30), *arguments, **options)
+        np.testing.assert_array_equal(result, expected[:, :7])
 
 
 def test_warp_job_with_infinite_coordinates_gives_the_fill():
-    image, coefficients = random_image(9, 8, 8), [1, 0, 0, 0, 1, 0, -2, 0]
-    coefficients[2] = 1e300
+    image, coefficients = random_image(9, 8, 8), [1, 0, 1e300, 0, 1, 0, -2, 0]
+    floats = fill_floats((1, 2, 3)) | dict(enumerate(coefficients))
     for code in (jobs.NEAREST, jobs.BILINEAR, jobs.BICUBIC):
-        result = run_job(
-            image, jobs.WARP, (0, 0, 4, 4), {jobs.FILTER: code}, fill_floats((1, 2, 3)) | dict(enumerate(coefficients))
-        )
+        result = run_job(image, jobs.WARP, (0, 0, 4, 4), {jobs.FILTER: code}, floats)
         np.testing.assert_array_equal(result, np.broadcast_to(np.array([[[1]], [[2]], [[3]]]), (3, 4, 4)))
 
 
@@ -338,7 +335,7 @@ def test_warp_job_with_infinite_coordinates_gives_the_fill():
         ((33, 20, 1), (23, 23), (0.1, 2.0), {"mirrored": (True, True)}),
         ((17, 20, 3), (3, 1), (9.0, 1.0), {"mirrored": (False, True), "upside_down": True, "tile": (4, 16)}),
         ((6, 5, 3), (31, 23), (7.0, 6.0), {}),  # mirrored more than once
-        ((5, 5, 3), (9, 9), (2.0, 2.0), {}),  # as far as the last pixel
+        ((5, 5, 3), (9, 9), (2.0, 2.0), {}),  # mirrored as far as the opposite border
         ((1, 1, 3), (5, 5), (1.0, 1.0), {}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Segments on Kornia: results have the bits of Kornia's functions, and do not depend on the other images of a batch."""
+"""The Kornia runner: results are bit-identical to those of Kornia's functions, and do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_gpu_code(monkeypatch) -> None:
 
 
 def to_float_batch(image: np.ndarray) -> torch.Tensor:
-    """Return an H×W×C uint8 image as 1×C×H×W float32 in 0 … 1."""
+    """Convert an H×W×C uint8 image to 1×C×H×W float32 in 0 … 1."""
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].float() / 255
 
 
@@ -111,10 +111,10 @@ def test_warp_is_bit_identical_to_kornias_warp(kind, interpolation, fill, make_b
         kornia_warp, matrix = (
             (warp_affine, matrices[[index], :2]) if kind is T.RandomAffine else (warp_perspective, matrices[[index]])
         )
-        expected = to_levels(
-            kornia_warp(to_float_batch(image), matrix, (40, 50), interpolation, align_corners=False, **padding)
-        )
-        assert torch.equal(results[[index]], expected if warp.warped[index] else to_levels(to_float_batch(image)))
+        expected = to_float_batch(image)
+        if warp.warped[index]:
+            expected = kornia_warp(expected, matrix, (40, 50), interpolation, align_corners=False, **padding)
+        assert torch.equal(results[[index]], to_levels(expected))
 
 
 def test_warped_pixels_are_within_two_levels_of_the_reference(run_stage):
@@ -152,10 +152,9 @@ def test_operations_run_in_the_order_drawn_for_each_image_without_rounding(make_
 
 def test_images_without_an_operation_keep_their_levels(make_images, make_batch):
     images = make_images(2, 9)
-    results, records = run(
-        [T.RandomApply([T.ColorJitter(0.9, 0.9), T.RandomAffine(30)], 0.4)], make_batch, images, ragged="list"
-    )
-    unchanged = sorted({*range(9)} - {*records[0].rows.tolist()})
+    transforms = [T.RandomApply([T.ColorJitter(0.9, 0.9), T.RandomAffine(30)], 0.4)]
+    results, [jitter, *_] = run(transforms, make_batch, images, ragged="list")
+    unchanged = sorted({*range(9)} - {*jitter.rows.tolist()})
     assert unchanged
     for row in unchanged:
         assert np.array_equal(results[row].permute(1, 2, 0).numpy(), images[row])
@@ -178,7 +177,7 @@ def test_operations_on_an_image_of_one_pixel_give_finite_values(interpolation, r
 
 
 def test_bicubic_overshoots_do_not_reach_the_next_operation(run_stage):
-    """Kornia's equalize accepts only values in 0 … 1, and its posterize wraps others around."""
+    """Kornia's equalize accepts only values in 0 … 1, and its posterize wraps other values around."""
     image = np.where(np.arange(40)[:, None, None] < 20, 0, 255).repeat(40, 1).repeat(3, 2).astype(np.uint8)
     transforms = [T.Resize((77, 77), "bicubic"), T.RandomEqualize(1.0), T.RandomPosterize(4, 1.0)]
     results = run_stage(transforms, [image, image], backend="kornia")
@@ -192,16 +191,8 @@ CHAINS = [
     [T.RandomRotation(40, "bilinear", expand=True, fill=9), T.CenterCrop((30, 40)), T.GaussianBlur(5), NORMALIZE],
     [T.RandomPerspective(0.6, 0.7, "bilinear"), T.Pad((3, 4), padding_mode="edge"), T.RandomCrop(24), NORMALIZE],
     [T.RandomApply([T.RandomResizedCrop(24), T.Pad(4)], 0.5), T.AugMix(), T.CenterCrop(20), NORMALIZE],
-    [
-        T.RandomChoice([T.RandomRotate90(), T.RandomEqualize(1), T.RandomErasing(1, value=7)]),
-        T.Resize((30, 20)),
-        NORMALIZE,
-    ],
-    [
-        T.RandomOrder([T.RandomAutocontrast(), T.RandomAdjustSharpness(2), T.RandomSolarize(99)]),
-        T.RandomCrop(9),
-        NORMALIZE,
-    ],
+    [T.RandomChoice([T.RandomRotate90(), T.RandomEqualize(1), T.RandomErasing(1)]), T.Resize((30, 20)), NORMALIZE],
+    [T.RandomOrder([T.RandomAutocontrast(), T.RandomAdjustSharpness(2), T.RandomSolarize(9)]), T.RandomCrop(9)],
     [T.Resize(20), T.RandomChannelPermutation(), T.RandomInvert(), T.CenterCrop(20), NORMALIZE, T.RandomErasing(0.7)],
     [T.RandomCrop(20), T.TimmRandAugment("rand-m9-mstd0.5"), NORMALIZE, T.RandomErasing(0.7), T.RandomHorizontalFlip()],
 ]
@@ -209,12 +200,12 @@ CHAINS = [
 
 @pytest.mark.parametrize("transforms", CHAINS, ids=str)
 def test_bits_of_an_image_do_not_depend_on_its_batch(transforms, make_images, make_batch, monkeypatch):
-    """Pieces have any size, and images one size or several."""
+    """The pieces of a batch vary in size, and its images have one size or several sizes."""
     chain, images = T.Chain(transforms), make_images(3, 40, low=50)
     images[20:] = [image[:50, :50].copy() for image in images[20:]]
     stage, batch = compile_stage(chain, device="cpu", backend="kornia"), make_batch(chain, images)
     expected = stage(*batch)
-    for count in (1, 3, 1000):
+    for count in (1, 3, 1000):  # images per piece
         monkeypatch.setattr(runner, "CPU_BYTES", count * 50 * 50 * 3 * runner.BYTES_PER_VALUE)
         assert torch.equal(stage(*batch), expected)
     for row in range(0, 40, 7):
@@ -245,7 +236,7 @@ def test_finished_images_are_erased_and_flipped_in_the_same_pass(ragged, make_im
     expected = compile_stage(chain, device="cpu", ragged=ragged)(*batch)
     stage = compile_stage(chain, device="cpu", backend="kornia", ragged=ragged)
     assert [step.backend for step in stage.plan.steps] == ["kornia"] * 4
-    monkeypatch.setattr("gpuload.stage.finish._erase", None)  # torch's, in place
+    monkeypatch.setattr("gpuload.stage.finish._erase", None)  # the reference's in-place function must not be called
     for ours, theirs in zip(stage(*batch), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 
@@ -311,13 +302,8 @@ def test_loader_refuses_floats_outside_0_to_1_before_a_color_transform(value, te
 
 def test_loader_and_augment_give_the_same_images(jpeg_folder):
     """Workers decode only the part of an image that its crop depends on; Augment has the complete image."""
-    transforms = [
-        T.Resize(40, "bicubic"),
-        T.CenterCrop(32),
-        T.RandomAffine(20, interpolation="bilinear"),
-        T.RandAugment(),
-        NORMALIZE,
-    ]
+    affine = T.RandomAffine(20, interpolation="bilinear")
+    transforms = [T.Resize(40, "bicubic"), T.CenterCrop(32), affine, T.RandAugment(), NORMALIZE]
     options = {"transforms": transforms, "backend": "kornia", "device": "cpu"}
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, num_workers=0, shuffle=False, **options) as loader:
         batches = torch.cat([images for images, _ in loader])
@@ -326,25 +312,29 @@ def test_loader_and_augment_give_the_same_images(jpeg_folder):
     assert torch.equal(gl.Augment(transforms, backend="kornia")(images), batches)
 
 
+# The largest window needs 224 × 224 × 3 values of 64 bytes; a piece has one image even if the memory is too small.
 @pytest.mark.parametrize(("free_bytes", "expected"), [(0, 1), (1 << 20, 1), (64 << 20, 6), (1 << 40, 114_130)])
 def test_images_per_piece_depends_on_memory(free_bytes, expected):
-    """The largest of the images' windows has 224×224 pixels of three channels here."""
-    windows = [np.array([[5, 5, 224, 224], [0, 0, 20, 20]]), np.array([[0, 0, 100, 100]] * 2)]
-    assert images_per_piece(windows, np.array([[224, 224, 3]] * 2), free_bytes) == expected
-    assert (
-        images_per_piece(windows, np.array([[224, 224, 1]] * 2), free_bytes) == expected
-    )  # a map has as much for one channel
+    windows_tlhw = [np.array([[5, 5, 224, 224], [0, 0, 20, 20]]), np.array([[0, 0, 100, 100]] * 2)]
+    for channels in (3, 1):  # a sampling map takes as much memory for one channel as for three
+        assert images_per_piece(windows_tlhw, np.array([[224, 224, channels]] * 2), free_bytes) == expected
+
+
+ROOM_FOR_12_IMAGES = 2 * 12 * (50 * 50 * 3) * runner.BYTES_PER_VALUE  # only half of the free memory is used
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "expected"), [(1 << 40, [40]), (2 * 12 * 3 * 50 * 50 * 64, [12] * 3 + [4]), (None, [40])]
+    ("free_bytes", "expected"), [(1 << 40, [40]), (ROOM_FOR_12_IMAGES, [12, 12, 12, 4]), (None, [40])]
 )
 def test_pieces_on_a_gpu_depend_on_its_free_memory(free_bytes, expected, run_stage, monkeypatch):
-    """Half of the free memory is used; if a runtime does not report it, the batch is one piece."""
+    """If a runtime does not report its free memory, the batch is one piece."""
     piece_sizes, invert = [], OPERATORS["invert"]
-    monkeypatch.setitem(
-        OPERATORS, "invert", lambda images, values: piece_sizes.append(len(images)) or invert(images, values)
-    )
+
+    def record_and_invert(images, values):
+        piece_sizes.append(len(images))
+        return invert(images, values)
+
+    monkeypatch.setitem(OPERATORS, "invert", record_and_invert)
     use_gpu_code(monkeypatch, free_bytes)
     run_stage([T.RandomInvert(1.0)], [np.zeros((50, 50, 3), np.uint8)] * 40, backend="kornia")
     assert piece_sizes == expected
