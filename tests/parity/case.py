@@ -73,7 +73,7 @@ class Case:
     between: float = 0.0
     backends: Mapping[str, Tolerance] = field(default_factory=dict)
     channels: int = 3
-    pairs: bool = False
+    mixes_images: bool = False
     to_levels: Callable[[np.ndarray], np.ndarray] | None = None
 
     def tolerance(self, run: str) -> Tolerance:

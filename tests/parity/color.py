@@ -16,8 +16,9 @@ from gpuload.stage.noise import normals
 from gpuload.transforms.program.ops import NOTHING, OPS
 
 __all__ = [
-    "AFFINE", "BLUR", "CONTRAST", "FLOAT", "FUSED_BLUR", "GREY", "HUE", "MEAN", "NOISE", "STD", "WRAPPED", "colour",
-    "in_both", "in_channels", "noisy", "operations", "recoded", "scaled",
+    "AFFINE_REASON", "BLUR_REASON", "CONTRAST_REASON", "FLOAT_REASON", "FUSED_BLUR", "GRAY_REASON", "HUE_REASON",
+    "MEAN", "NOISE_REASON", "STD", "WRAPPING_REASON", "color_and_gray", "grayscale_oracle", "jpeg_oracle",
+    "noise_oracle", "normalize_oracle", "operations_oracle", "recolored",
 ]  # fmt: skip
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,9 +44,9 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
     """Rotate the hue as torchvision does on Pillow images."""
     if image.mode == "L":
         return image
-    channel, saturation, value = image.convert("HSV").split()
-    turned = (np.asarray(channel).astype(np.int32) + int(turns * 255)).astype(np.uint8)
-    return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+    hue_channel, saturation, value = image.convert("HSV").split()
+    rotated = (np.asarray(hue_channel).astype(np.int32) + int(turns * 255)).astype(np.uint8)
+    return Image.merge("HSV", (Image.fromarray(rotated), saturation, value)).convert("RGB")
 
 
 def blur(image: Image.Image, values: list[float]) -> Image.Image:
@@ -63,8 +64,8 @@ def permute(image: Image.Image, values: list[float]) -> Image.Image:
 
 
 def grayscale(image: Image.Image, values: list[float]) -> Image.Image:
-    grey = image.convert("L")
-    return grey if image.mode == "L" else Image.merge("RGB", [grey] * 3)
+    gray = image.convert("L")
+    return gray if image.mode == "L" else Image.merge("RGB", [gray] * 3)
 
 
 def posterize(image: Image.Image, values: list[float]) -> Image.Image:
@@ -72,7 +73,7 @@ def posterize(image: Image.Image, values: list[float]) -> Image.Image:
     return ImageOps.posterize(image, bits) if bits else image.point(lambda level: 0)
 
 
-PILLOW: dict[str, Any] = {
+PILLOW_OPERATIONS: dict[str, Any] = {
     "brightness": lambda image, values: ImageEnhance.Brightness(image).enhance(values[0]),
     "contrast": lambda image, values: ImageEnhance.Contrast(image).enhance(values[0]),
     "saturation": lambda image, values: ImageEnhance.Color(image).enhance(values[0]),
@@ -89,29 +90,29 @@ PILLOW: dict[str, Any] = {
 }
 
 
-def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def operations_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """Apply the operations of all transforms by Pillow, in order."""
     result = as_pillow(image)
     for _, params in steps:
         for code, values in zip(params.codes[row].tolist(), params.values[row].tolist(), strict=True):
             if code != NOTHING:
-                result = PILLOW[OPS[code]](result, values)
+                result = PILLOW_OPERATIONS[OPS[code]](result, values)
     return as_levels(result)
 
 
-def in_channels(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
+def grayscale_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
     """Convert to gray with this number of channels."""
-    grey = as_pillow(image).convert("L")
-    return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
+    gray = as_pillow(image).convert("L")
+    return as_levels(gray if count == 1 else Image.merge("RGB", [gray] * 3))
 
 
-def recoded(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def jpeg_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     file = io.BytesIO()
     as_pillow(image).save(file, "JPEG", quality=int(steps[0][1].values[row, 0, 0]))
     return as_levels(Image.open(file))
 
 
-def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def noise_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """Add the same noise, channel by channel, clipped by Pillow or wrapped to 8 bits by NumPy."""
     mean, sigma, *key_words, wraps = steps[0][1].values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size) * np.float32(sigma) + np.float32(mean)
@@ -122,7 +123,9 @@ def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarr
     return np.stack(bands, -1)
 
 
-def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
+def normalize_oracle(
+    mean: tuple[float, ...], std: tuple[float, ...]
+) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
     """Return an oracle that normalizes the image in 0 … 1 by Kornia."""
 
     def oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
@@ -135,26 +138,26 @@ def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndar
     return oracle
 
 
-EXACT = "gpuload uses Pillow's arithmetic, so all levels are identical"
-FLOAT = "the result is a single float32 product, truncated as in Pillow"
-GREY = (
+EXACT_REASON = "gpuload uses Pillow's arithmetic, so all levels are identical"
+FLOAT_REASON = "the result is a single float32 product, truncated as in Pillow"
+GRAY_REASON = (
     "gpuload's contrast uses the grey level of the mean colour, whereas Pillow uses the mean of the rounded grey "
     "levels; the two may round to different levels"
 )
-HUE = (
+HUE_REASON = (
     "Pillow rounds hue and saturation to 8 bits between its float32 operations, and one step of hue may change a value "
     "by 6 levels"
 )
-BLUR = (
+BLUR_REASON = (
     "weights are multiples of 2**-16, so sums are exact on every device, but values near a half may round the other way"
 )
-AFFINE = "one multiplication and one addition in float32"
-NOISE = (
+AFFINE_REASON = "one multiplication and one addition in float32"
+NOISE_REASON = (
     "the oracle adds the same float32 noise; this case checks the addition and the clipping, and other tests check "
     "the distribution"
 )
-WRAPPED = "the oracle adds the same float32 noise and keeps the lowest eight bits of each integer sum"
-CONTRAST = f"{GREY}; the next operation may amplify this difference; {HUE}"
+WRAPPING_REASON = "the oracle adds the same float32 noise and keeps the lowest eight bits of each integer sum"
+CONTRAST_REASON = f"{GRAY_REASON}; the next operation may amplify this difference; {HUE_REASON}"
 
 FUSED_BLUR = Tolerance(
     0.001,
@@ -165,14 +168,23 @@ FUSED_BLUR = Tolerance(
 )
 
 
-def colour(
-    name: str, transforms: Any, against: str, mean: float = 0, max: float = 0, reason: str = EXACT, **options: Any
+def recolored(
+    name: str,
+    transforms: Any,
+    against: str,
+    mean: float = 0,
+    max: float = 0,
+    reason: str = EXACT_REASON,
+    **options: Any,
 ) -> Case:
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    oracle, backends = options.pop("oracle", operations), {run: options.pop(run) for run in RUNS if run in options}
+    oracle, backends = (
+        options.pop("oracle", operations_oracle),
+        {run: options.pop(run) for run in RUNS if run in options},
+    )
     return Case("color", name, transforms, oracle, mean, max, against, reason, backends=backends, **options)
 
 
-def in_both(*cases: Case) -> list[Case]:
+def color_and_gray(*cases: Case) -> list[Case]:
     """Return the cases, and the same on images of one channel."""
     return [*cases, *(replace(case, name=f"{case.name}, 1 channel", channels=1) for case in cases)]

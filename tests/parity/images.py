@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-__all__ = ["SETS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
+__all__ = ["DRAW_ROUNDS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
 
-SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs in the package of scikit-image
+SKIMAGE_PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs in the package of scikit-image
 # The rounds of draws for each set.
-SETS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
+DRAW_ROUNDS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
 
 
 def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
@@ -22,7 +22,7 @@ def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
     paths = list(paths[:: max(1, len(paths) // 3)][:3])
     spec = importlib.util.find_spec("skimage")
     if spec is not None and spec.origin is not None:
-        paths = [Path(spec.origin).parent / "data" / name for name in SHIPPED]
+        paths = [Path(spec.origin).parent / "data" / name for name in SKIMAGE_PHOTOS]
     return [np.asarray(Image.open(path).convert("RGB")) for path in paths]
 
 

@@ -11,7 +11,7 @@ from parity.usable import needs
 import gpuload as gl
 from gpuload import transforms as T
 
-FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5] * 3)
+TO_FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5] * 3)
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run not in ("torch", BATCHES)])
@@ -33,10 +33,10 @@ def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
     "chain",
     [
         [T.RandomResizedCrop(32, interpolation="random"), T.RandomHorizontalFlip(), T.RandAugment(), NORMALIZE],
-        [T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0.8), FLOAT, T.RandomErasing()],
+        [T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0.8), TO_FLOAT, T.RandomErasing()],
     ],
 )
-def test_a_backend_runs_a_whole_chain(backend, chain):
+def test_a_backend_runs_an_entire_chain(backend, chain):
     needs(backend)
     plan = gl.Loader(["a.jpg", "b.jpg"], 2, transforms=chain, backend=backend, device="cpu", num_workers=0).plan()
     assert plan.backend == backend

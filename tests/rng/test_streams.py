@@ -17,7 +17,7 @@ LANES = (
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
-def test_lanes_and_positions_of_this_test_are_all_of_the_register():
+def test_lanes_and_positions_above_are_all_that_are_registered():
     assert sorted(streams.__all__) == sorted(LANES + POSITIONS), "add the new name to LANES or POSITIONS above"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chains.bounds import STEPS, bound, on_cuda
+from chains.bounds import STEPS, bound, steps_on_cuda
 from helpers.tensor_layouts import interleaved_and_planes
 
 from gpuload import transforms as T
@@ -44,7 +44,7 @@ def test_cuda_levels_differ_from_the_cpus_within_bounds(make_images, make_batch,
     if backend == "kornia":  # it rounds to levels only once
         allowed = torch.ones(count)
     else:
-        steps = on_cuda(backend)
+        steps = steps_on_cuda(backend)
         allowed = torch.tensor([bound(steps, draws, row) for row in range(count)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05

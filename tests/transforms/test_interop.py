@@ -14,7 +14,7 @@ from helpers.generated_images import smooth_image
 from PIL import Image
 from torch import nn
 from transforms.drawing import TO_FLOAT, draw
-from transforms.specs import SPECS, second
+from transforms.specs import SPECS, second_entry
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -110,11 +110,11 @@ def test_from_torchvision_converts_every_argument(module, name):
 
 def test_from_torchvision_converts_labels_getters():
     for kind in ("MixUp", "CutMix"):
-        for getter in ("default", None, second):
+        for getter in ("default", None, second_entry):
             [ours] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
             assert ours.labels_getter == getter
-    [ours] = T.from_torchvision(v2.SanitizeBoundingBoxes(labels_getter=second))
-    assert ours.labels_getter is second
+    [ours] = T.from_torchvision(v2.SanitizeBoundingBoxes(labels_getter=second_entry))
+    assert ours.labels_getter is second_entry
 
 
 TV = vision.tv_tensors
@@ -198,10 +198,10 @@ class UserModule(nn.Module):
 @pytest.mark.parametrize(
     ("transforms", "error", "text"),
     [
-        (lambda: v2.Lambda(second), TypeError,
+        (lambda: v2.Lambda(second_entry), TypeError,
          "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
          "sample; with gpuload, write T.Lambda(fn, per='image') to call"),
-        (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
+        (lambda: [v1.ToTensor(), v1.Lambda(second_entry)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.RGB()])])]), ValueError,
          "from_torchvision: transforms[1].transforms[0].transforms[0] is RGB, which gpuload does not have"),
         (lambda: v2.RandomChoice([v2.Resize(8), v2.RGB()]), ValueError, "transforms.transforms[1] is RGB"),
@@ -213,7 +213,7 @@ class UserModule(nn.Module):
         (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
         (lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)], ValueError,
          "transforms[1], ToDtype, converts floats back to uint8; remove both"),
-        (lambda: [second], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
+        (lambda: [second_entry], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
         (lambda: [v2.Resize(8), UserModule()], TypeError,
          "remove it from the chain. If it takes a batch, write transforms=[*T.from_torchvision(…), module]"),

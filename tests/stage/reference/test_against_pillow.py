@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from parity.color import operations
-from parity.geometry import geometry
+from parity.color import operations_oracle
+from parity.geometry import geometry_oracle
 from PIL import Image
 
 from gpuload import transforms as T
@@ -25,7 +25,7 @@ def apply_by_pillow(transform, params, row: int, image: np.ndarray) -> np.ndarra
         return (image / (255 if image.dtype == np.uint8 else 1) - transform.mean) / transform.std
     if image.dtype != np.uint8:  # only flips follow floats
         return image[:, ::-1] if params.flipped[row] else image
-    oracle = operations if isinstance(params, Ops) else geometry
+    oracle = operations_oracle if isinstance(params, Ops) else geometry_oracle
     return oracle(image, [(transform, params)], row)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from parity.color import PILLOW
+from parity.color import PILLOW_OPERATIONS
 from PIL import Image
 
 from gpuload import transforms as T
@@ -30,7 +30,7 @@ EXACT = (0, 0)
 
 
 def pillow(image: np.ndarray, name: str, factor: float) -> np.ndarray:
-    return np.asarray(PILLOW[name](Image.fromarray(image), [factor]))
+    return np.asarray(PILLOW_OPERATIONS[name](Image.fromarray(image), [factor]))
 
 
 def pairs_with_gray() -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chains.bounds import bound, on_cuda
+from chains.bounds import bound, steps_on_cuda
 from PIL import Image, ImageOps
 from scipy import stats
 from transforms.specs import SPECS
@@ -204,7 +204,7 @@ def test_color_levels_on_cuda_differ_from_the_cpus_within_bounds(make_images, ma
     assert isinstance(expected, torch.Tensor)
     assert isinstance(result, torch.Tensor)
     difference = (result.cpu().int() - expected.int()).abs()
-    steps = on_cuda(stage.plan.backend_of(type(transform).__name__))
+    steps = steps_on_cuda(stage.plan.backend_of(type(transform).__name__))
     allowed = torch.tensor([bound(steps, draws, row) for row in range(70)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05
