@@ -1,6 +1,6 @@
 """The chains and datasets whose batches are recorded to the bit.
 
-A case is a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together the cases have all
+A case is a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together, the cases cover all
 transforms, the usual recipes, all kinds of samples, and most options. They use public names only.
 """
 
@@ -38,11 +38,11 @@ class Case:
     Attributes:
         name: the name of the function that makes it.
         make: returns the arguments of a Loader, including ``dataset`` and ``transforms``.
-        runs: the backends, and ``"batched"``: the reference on entire batches.
-        epochs: how many consecutive epochs are run, from `first_epoch`; one if kernels are interpreted.
+        runs: the backends, and ``"batched"``: the reference's runner for entire batches.
+        epochs: how many consecutive epochs are run, from `first_epoch`; only one if kernels are interpreted.
         strides: whether the batches' strides are compared too.
         warns: whether the loader is expected to warn.
-        drive: yields the batches, given `make`'s result; by default, those of a loader that is iterated over.
+        drive: yields the batches, given `make`'s result; by default, a loader is iterated over.
     """
 
     name: str
@@ -180,9 +180,11 @@ def elastic(samples: Samples) -> dict[str, Any]:
 
 @case()
 def timm_keep_ratio(samples: Samples) -> dict[str, Any]:
+    scale = {"random_scale_prob": 0.8, "random_scale_range": (0.8, 1.2), "random_scale_area": True}
+    aspect = {"random_aspect_prob": 0.8, "random_aspect_range": (0.7, 1.5)}
     chain = [
         T.TrimBorder(2),
-        T.ResizeKeepRatio(24, 0.5, "random", 0.8, (0.8, 1.2), True, 0.8, (0.7, 1.5)),
+        T.ResizeKeepRatio(24, longest=0.5, interpolation="random", **scale, **aspect),
         T.RandomCropOrPad((22, 26), padding_mode="reflect"),
         *CONVERSIONS,
     ]
@@ -507,8 +509,9 @@ def blur_and_noise(samples: Samples) -> dict[str, Any]:
 
 @case()
 def warps(samples: Samples) -> dict[str, Any]:
+    shear = (-20, 20, -5, 5)
     chain = [
-        T.RandomAffine((-30, 60), (0.2, 0.1), (0.6, 1.4), (-20, 20, -5, 5), "bicubic", (10, 20, 30), (12.5, 9)),
+        T.RandomAffine((-30, 60), (0.2, 0.1), (0.6, 1.4), shear, "bicubic", fill=(10, 20, 30), center=(12.5, 9)),
         T.RandomPerspective(0.6, 0.8, "nearest", 5),
         T.RandomRotation(45, "bilinear", center=(3, 4), fill=99),
         T.CenterCropOrPad(22),
@@ -753,7 +756,7 @@ def batches_of_ranks(options: dict[str, Any]) -> Iterator[Any]:
 
 @case(runs=TORCH_ONLY, drive=batches_of_ranks)
 def ranks(samples: Samples) -> dict[str, Any]:
-    """Share samples among ranks of different lengths, each sample once."""
+    """Divide the samples among ranks of different lengths, so that each sample is loaded once."""
     return jpegs(samples, CROP, uneven="exact", info=True, shuffle=True, batch_size=2)
 
 
@@ -846,7 +849,7 @@ def clips(samples: Samples) -> dict[str, Any]:
     return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *CONVERSIONS], "batch_size": 4}
 
 
-# Each transform in none of the chains above gets a case.
+# Each transform that no chain above contains gets a case of its own.
 CODE_ABOVE = Path(__file__).read_text()
 for name, spec in SPECS.items():
     if spec.code and f"T.{name}(" not in CODE_ABOVE:

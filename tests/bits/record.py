@@ -1,7 +1,7 @@
 """Records the bits of all batches again: ``python tests/bits/record.py``.
 
-Use it only on purpose: if bits are meant to change, or if versions of other libraries have changed. It writes
-``recorded.json`` and prints which hashes changed. With ``--new``, only cases that have no hashes yet are run.
+Run it only if bits are meant to change, or if the versions of other libraries have changed. It writes ``recorded.json``
+and prints which hashes changed. With ``--new``, only cases that have no hashes yet are run.
 """
 
 from __future__ import annotations

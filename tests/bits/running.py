@@ -75,12 +75,12 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 @cache
 def recorded() -> dict[str, Any]:
-    """Return the recorded environment, the hashes by case and run, and those of inputs by case and kind of input."""
+    """Return the recorded environment, the batch hashes by case and run, and the input hashes by case and kind."""
     return json.loads(RECORDED.read_text())
 
 
 def environment_difference(run: str) -> str | None:
-    """Return how this environment differs from the recorded one, as far as a run depends on it; None if it does not."""
+    """Return how this environment differs from the recorded one, in the parts that a run depends on, or None."""
     return _difference((*COMMON_PARTS, *BACKEND_PARTS.get(run, ())))
 
 
@@ -167,7 +167,7 @@ def _batches(case: Case, options: dict[str, Any], run: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def in_batches() -> Iterator[None]:
-    """Let the reference process entire batches at once on the CPU, as on CUDA, in all loaders created meanwhile."""
+    """Let the reference process entire batches on the CPU, as on CUDA, in all loaders created within the context."""
     sample = np.zeros((4, 4, 3), np.uint8), gl.Mask(np.zeros((4, 4), np.uint8))
     with gl.Loader([sample], transforms=[T.CenterCrop(2)], num_workers=0, device="cpu", backend="torch") as loader:
         next(iter(loader))  # imports all modules that a loader needs

@@ -19,14 +19,14 @@ __all__ = ["DAMAGED", "FILES", "Samples", "Stream", "collate_to_lists"]
 FILES = Path(__file__).parent / "data"
 SIZES_HW = ((48, 64), (90, 52), (37, 41), (61, 88), (20, 75), (70, 70), (33, 29), (57, 43))
 SMALL_SIZES_HW = ((24, 32), (31, 22), (28, 28), (36, 30))  # where kernels are interpreted
-DAMAGED = b"\xff\xd8\xff\xe0 no image at all"
+DAMAGED = b"\xff\xd8\xff\xe0 no image at all"  # begins like a JPEG
 
 
 class Samples:
     """Images and targets by number.
 
     Args:
-        small: whether to use few, small images.
+        small: whether to use only a few small images.
 
     Attributes:
         count: the number of images, which is even.
@@ -42,8 +42,8 @@ class Samples:
         return [function(number) for number in range(self.count - odd)]
 
     def jpeg(self, number: int) -> bytes:
-        """Return a file of this folder. The files have all subsamplings; one is progressive, one is turned by EXIF, and
-        one is grey."""
+        """Read a file of this folder. The files have all subsamplings; one is progressive, one has an EXIF orientation,
+        and one is grayscale."""
         return (FILES / f"{'small' if self.small else ''}{number}.jpg").read_bytes()
 
     def labeled_jpeg(self, number: int) -> Any:
@@ -80,7 +80,7 @@ class Samples:
         """Make one to five boxes (N, 4), some of them very small."""
         rng, (height, width) = np.random.default_rng(200 + number), self._sizes[number]
         count = 1 + number % 5
-        start = rng.integers(0, 60, (count, 2)) * (width, height) // 100
+        start = rng.integers(0, 60, (count, 2)) * (width, height) // 100  # in percent of the image
         extent = np.maximum(rng.integers(1, 50, (count, 2)) * (width, height) // 100, 1)
         extent = np.minimum(extent, np.array((width, height)) - start)
         if box_format == "xywh":
@@ -106,7 +106,7 @@ class Samples:
         return np.random.default_rng(400 + number).integers(-3, 100, (count, 2)) * (width, height) / np.float32(97)
 
     def scene(self, number: int, box_format: str = "xyxy", *, masks: bool = False, points: bool = False) -> Any:
-        """Make an image with a dict of boxes, labels and, if asked for, masks and keypoints."""
+        """Make an image with a dict of boxes, labels and, optionally, masks and keypoints."""
         target: dict[str, Any] = {"boxes": gl.Boxes(self.boxes(number, box_format), box_format)}
         count = len(target["boxes"].array)
         target["labels"] = np.arange(1, count + 1)

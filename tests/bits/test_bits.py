@@ -14,14 +14,16 @@ from helpers import lacking
 RECORD_AGAIN = "to record again: python tests/bits/record.py"
 CASES_AND_RUNS = [(name, run) for name, case in CASES.items() for run in case.runs]
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
-# The cases that run on every backend in `make test`; the others do in `make test-all`. Other tests compare batches with
-# Pillow's and the reference's, and those of Kornia and DALI with their libraries' functions.
+# The cases that run on every backend in `make test`; `make test-all` runs all cases on every backend. Results are also
+# compared with Pillow's and the reference's, and on Kornia and DALI with their libraries' functions, by other tests.
 ALWAYS_ON_ALL_BACKENDS = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
 SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.processes] if name in WITH_WORKERS else [pytest.mark.slow] if name in SLOW else []
+    if name in WITH_WORKERS:
+        return [pytest.mark.processes]
+    return [pytest.mark.slow] if name in SLOW else []
 
 
 def case_param(name: str, run: str) -> Any:

@@ -1,4 +1,4 @@
-"""Bounds of the difference between the results of two backends for one image, in levels, given its draws.
+"""Bounds on the difference between the results of two backends for one image, in levels, given its draws.
 
 A step scales the difference of its inputs, and adds the difference that the two backends make in this step (`STEPS`).
 An operation with jumps can turn one level into any number of levels, so that there is no bound: therefore, chains are
@@ -29,19 +29,17 @@ STEPS: dict[str, dict[str, float]] = {
     "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1},
 }
 
-# Differences between torch's kernels for CUDA and for the CPU: a hue, of 256, may be off by one.
+# Differences between torch's kernels for CUDA and for the CPU: a hue (of 256) may be off by one, a value by 8 levels.
 CUDA_DIFFERENCES = {"hue": 8}
 
 
 def steps_on_cuda(backend: str) -> Mapping[str, float]:
     """Return the permitted differences of a backend on CUDA from the reference on the CPU, per step. gpuload's own
-    kernels give equal results on any device; the other steps are run by the reference's batched runner."""
+    kernels give equal results on any device; the reference's batched runner runs all other steps."""
     steps = STEPS["batches"] | STEPS[backend]
-    return (
-        steps
-        if backend == "fused"
-        else steps | {name: max(levels, steps.get(name, 0)) for name, levels in CUDA_DIFFERENCES.items()}
-    )
+    if backend == "fused":
+        return steps
+    return steps | {name: max(levels, steps.get(name, 0)) for name, levels in CUDA_DIFFERENCES.items()}
 
 
 def bound(steps: Mapping[str, float], program: Program, row: int, input_difference: float = 0.0) -> float:

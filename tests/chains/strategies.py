@@ -40,6 +40,7 @@ def containers(children: Any) -> Any:
 
 contained = st.sampled_from(sorted(CONTAINED_LEVELS)).flatmap(CONTAINED_LEVELS.__getitem__)
 composite = containers(st.one_of(contained, contained, containers(contained)))
+# Of about 90 entries, 12 are containers.
 any_level = st.sampled_from([*LEVELS] * 2 + ["containers"] * 12).flatmap(lambda name: LEVELS.get(name, composite))
 
 erasing = st.one_of(
@@ -83,7 +84,7 @@ class Example:
 
 
 def random_image(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Make an image of noise, smooth waves as in a photograph, a few levels, or one colour."""
+    """Make an image of noise, of smooth waves as in a photograph, of a few levels, or of one color."""
     height, width, channels = shape
     if kind == "noise":
         return rng.integers(0, 256, shape, np.uint8)
@@ -138,7 +139,7 @@ def chain_examples(draw: Any, *, max_length: int = 5, max_images: int = 3, max_s
     except ValueError:
         assume(False)
         raise
-    positions = np.arange(len(images)) + draw(st.integers(0, 2**40)) // 2 * 2
+    positions = np.arange(len(images)) + draw(st.integers(0, 2**40)) // 2 * 2  # from an even one, so that rows 0, 1 mix
     key = epoch_key(draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 99)))
     sizes = np.array([image.shape[:2] for image in images], np.int64)
     boxes = random_boxes(images, rng) if chain.reads_boxes else None

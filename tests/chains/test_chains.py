@@ -1,4 +1,4 @@
-"""Random chains of transforms give the reference's results with backends that promise its levels; with the others, the
+"""Random chains of transforms: backends that promise the reference's levels give its results; on Kornia and DALI, the
 result of an image does not depend on its batch."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SUM_TOLERANCE = 1e-5  # the difference of finished images by sums of float32 in 
 def run_chain(
     backend: str, chain: T.Chain, draws: T.Program, images: RaggedImages, dtype: str | None = None
 ) -> list[Any]:
-    """Return the results of a backend, C×H×W each; "batches" is the reference's batched runner."""
+    """Run a chain on a backend, and return its results, C×H×W each; "batches" is the reference's batched runner."""
     backend, runner = ("torch", "batched") if backend == "batches" else (backend, None)
     ragged = "list" if chain.mixing is None else "error"
     stage = compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged, runner=runner)
@@ -50,7 +50,7 @@ def run_chain(
 
 
 def check_against_reference(example: Example, backend: str) -> None:
-    """Compare the backend's results with the reference's, within the bounds of `bound`."""
+    """Check that the backend's results differ from the reference's by at most the levels that `bound` permits."""
     steps, draws = STEPS[backend], example.draws
     images = decoded(example)
     levels, finishing = draws.split()
@@ -156,7 +156,7 @@ def compare(
         exceeds_limit = difference > limit
         assert not exceeds_limit.any(), (
             f"{description}: image {row} is {difference.max():g} off ({image.dtype}), "
-            f"{int(exceeds_limit.sum())} of {exceeds_limit.numel()} numbers by more than {float(limit[exceeds_limit].min()):g}"
+            f"{int(exceeds_limit.sum())} of {difference.numel()} numbers by more than {limit[exceeds_limit].min():g}"
         )
 
 
@@ -189,7 +189,7 @@ def test_the_batched_runner_gives_the_results_of_the_reference(example):
 @settings_for(60)
 @given(chain_examples())
 def test_an_images_bits_do_not_depend_on_its_batch(backend, example):
-    # The images of an example have several sizes, and kornia and DALI process images of one size together.
+    # The images of an example have several sizes, and Kornia and DALI process images of one size together.
     needs(backend)
     check_alone(example, backend)
 

@@ -1,4 +1,7 @@
-"""The draws of transforms as columns of numbers, and simulations of them that must have the same distribution."""
+"""The draws of transforms as columns of numbers, and simulations of the draws that must have the same distribution.
+
+Functions named `…_columns` get a program and return its draws; functions named `simulate_…` get a generator.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def zoom_out_columns(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def affine_columns(draws: T.Program) -> dict[str, np.ndarray]:
-    """Return where the corners of a result come from; in contrast to coefficients, these numbers have one scale."""
+    """Return the source of the corners of a result. In contrast to coefficients, these numbers have one scale."""
     a, b, c, d, e, f = draws.records[0].coefficients[:, :6].T
     return map_columns(a, b, c, d, e, f)
 
@@ -119,8 +122,8 @@ def jitter_columns(draws: T.Program) -> dict[str, np.ndarray]:
 
 def distortion_columns(draws: T.Program) -> dict[str, np.ndarray]:
     codes, values = draws.records[0].codes, draws.records[0].values
-    numbers = np.full((SAMPLES, 6), -9.0)
-    numbers[:, 4], numbers[:, 5] = 0, -1
+    # Four factors (-9 if not applied), the place of contrast (0 if not applied), and the first channel (-1: in order).
+    numbers = np.tile([-9.0, -9.0, -9.0, -9.0, 0.0, -1.0], (SAMPLES, 1))
     for number in range(codes.shape[1]):
         for code in set(codes[:, number].tolist()) - {NOTHING}:
             rows, name = np.flatnonzero(codes[:, number] == code), OPS[code]
@@ -128,8 +131,8 @@ def distortion_columns(draws: T.Program) -> dict[str, np.ndarray]:
                 numbers[rows, 5] = values[rows, number, 0]
                 continue
             numbers[rows, ADJUSTMENTS.index(name)] = values[rows, number, 0]
-            if name == "contrast":  # comes before saturation, or after hue
-                numbers[rows, 4] = 1 if number < 2 else 2
+            if name == "contrast":
+                numbers[rows, 4] = 1 if number < 2 else 2  # before saturation, or after hue
     return columns((*ADJUSTMENTS, "place of contrast", "first channel"), numbers)
 
 
@@ -146,7 +149,7 @@ def mix_columns(draws: T.Program) -> dict[str, np.ndarray]:
 
 
 def applied_jitter_column(draws: T.Program) -> dict[str, np.ndarray]:
-    """Return the factor, 0 if the jitter is not applied."""
+    """Return the factors, which are 0 if the jitter is not applied."""
     factors = np.zeros(SAMPLES)
     for record in draws.records:
         factors[record.rows] = record.values[:, 0, 0]
@@ -231,7 +234,7 @@ def operation_definition(transform: Any, p: float, name: str, number: float = 0)
 
 
 def coin_simulation(name: str, p: float) -> Callable[[Generator], dict[str, np.ndarray]]:
-    """Return a simulation of a simulated_coin."""
+    """Return a simulation of a transform that is applied with probability `p`."""
     return lambda rng: {name: (rng.uniform(size=SAMPLES) < p).astype(float)}
 
 

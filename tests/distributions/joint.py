@@ -10,18 +10,18 @@ from scipy import stats
 
 __all__ = ["MIN_P_VALUE", "assert_same_distribution", "independence_p_value"]
 
-# The share of correct samples that would fail; because seeds are fixed, none does.
+# The share of correct samples that would fail; because seeds are fixed, the tests do not fail by chance.
 MIN_P_VALUE = 1e-4
 
 
 def assert_same_distribution(drawn: dict[str, np.ndarray], simulated: dict[str, np.ndarray]) -> None:
-    """Compare each column with a two-sample Kolmogorov–Smirnov test, and the dependence of each two columns by the sums
+    """Compare each column by a two-sample Kolmogorov–Smirnov test, and the dependence of any two columns by the sums
     and differences of their ranks."""
     assert list(drawn) == list(simulated)
     pairs = {name: (drawn[name], simulated[name]) for name in drawn}
     ranks = {name: _ranks(*pair) for name, pair in pairs.items()}
     for name, other_name in itertools.combinations(drawn, 2):
-        for sign, operator in ((1, "with"), (-1, "without")):
+        for sign, operator in ((1, "plus"), (-1, "minus")):
             pairs[f"{name} {operator} {other_name}"] = tuple(
                 first + sign * second for first, second in zip(ranks[name], ranks[other_name], strict=True)
             )

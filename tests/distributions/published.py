@@ -96,7 +96,7 @@ def affine(
 ) -> list[float]:
     """torchvision's RandomAffine: the map from a result to its input, in Pillow's order a, b, c, d, e, f.
 
-    Its documented forward map is shift · centre · (scale · turn · shear) · centre⁻¹.
+    Its documented forward map is shift · center · (scale · rotation · shear) · center⁻¹.
     """
     height, width = size_hw
     angle = math.radians(rng.uniform(*degrees))

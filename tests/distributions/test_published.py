@@ -1,4 +1,4 @@
-"""The joint distributions of draws are those of the published definitions, which are simulated directly."""
+"""The joint distributions of draws equal those of the published definitions, which are simulated directly."""
 
 from __future__ import annotations
 
@@ -28,5 +28,6 @@ def test_draws_are_distributed_as_published(name, definition):
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if isinstance(spec.draws, str)])
-def test_files_that_specs_name_for_draws_contain_the_transform(name):
-    assert name in (Path(__file__).parents[1] / str(SPECS[name].draws)).read_text()
+def test_file_that_a_spec_names_for_draws_contains_the_transform(name):
+    path = Path(__file__).parents[1] / str(SPECS[name].draws)
+    assert name in path.read_text(), f"{path} does not test {name}"

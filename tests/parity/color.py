@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from parity.case import RUNS, Case, Tolerance
+from parity.case import RUNS, Case, Oracle, Tolerance
 from PIL import Image, ImageEnhance, ImageOps
 
 from gpuload.stage.noise import normals
@@ -50,7 +49,7 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
 
 
 def blur(image: Image.Image, values: list[float]) -> Image.Image:
-    """Blur by Kornia in float64; it expects (height, width), and the sigmas in this order."""
+    """Blur by Kornia in float64, which expects the kernel's size and the sigmas in the order (y, x)."""
     from kornia.filters import gaussian_blur2d
 
     width, height, sigma_x, sigma_y = values[:4]
@@ -101,20 +100,21 @@ def operations_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int)
 
 
 def grayscale_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
-    """Convert to gray with this number of channels."""
+    """Convert to gray with `count` equal channels."""
     gray = as_pillow(image).convert("L")
     return as_levels(gray if count == 1 else Image.merge("RGB", [gray] * 3))
 
 
 def jpeg_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    file = io.BytesIO()
-    as_pillow(image).save(file, "JPEG", quality=int(steps[0][1].values[row, 0, 0]))
+    [(_, params)], file = steps, io.BytesIO()
+    as_pillow(image).save(file, "JPEG", quality=int(params.values[row, 0, 0]))
     return as_levels(Image.open(file))
 
 
 def noise_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """Add the same noise, channel by channel, clipped by Pillow or wrapped to 8 bits by NumPy."""
-    mean, sigma, *key_words, wraps = steps[0][1].values[row, 0, :5].tolist()
+    [(_, params)] = steps
+    mean, sigma, *key_words, wraps = params.values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size) * np.float32(sigma) + np.float32(mean)
     bands = []
     for band, noise in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
@@ -123,9 +123,7 @@ def noise_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> n
     return np.stack(bands, -1)
 
 
-def normalize_oracle(
-    mean: tuple[float, ...], std: tuple[float, ...]
-) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
+def normalize_oracle(mean: tuple[float, ...], std: tuple[float, ...]) -> Oracle:
     """Return an oracle that normalizes the image in 0 … 1 by Kornia."""
 
     def oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
@@ -160,31 +158,22 @@ WRAPPING_REASON = "the oracle adds the same float32 noise and keeps the lowest e
 CONTRAST_REASON = f"{GRAY_REASON}; the next operation may amplify this difference; {HUE_REASON}"
 
 FUSED_BLUR = Tolerance(
-    0.001,
-    1,
-    1,
-    "weights and sums are float32, and weights are not rounded to multiples of 2**-16; values near a half may round "
-    "the other way",
+    mean=0.001,
+    max=1,
+    apart=1,
+    reason="weights and sums are float32, and weights are not rounded to multiples of 2**-16; values near a half may "
+    "round the other way",
 )
 
 
-def recolored(
-    name: str,
-    transforms: Any,
-    against: str,
-    mean: float = 0,
-    max: float = 0,
-    reason: str = EXACT_REASON,
-    **options: Any,
-) -> Case:
+def recolored(name: str, transforms: Any, against: str, *, reason: str = EXACT_REASON, **options: Any) -> Case:
+    """Return a case that is exact by default; an option named after a run is the run's tolerance."""
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    oracle, backends = (
-        options.pop("oracle", operations_oracle),
-        {run: options.pop(run) for run in RUNS if run in options},
-    )
-    return Case("color", name, transforms, oracle, mean, max, against, reason, backends=backends, **options)
+    backends = {run: options.pop(run) for run in RUNS if run in options}
+    options = {"oracle": operations_oracle, "mean": 0, "max": 0, **options}
+    return Case("color", name, transforms, against=against, reason=reason, backends=backends, **options)
 
 
 def color_and_gray(*cases: Case) -> list[Case]:
-    """Return the cases, and the same on images of one channel."""
+    """Return the cases, and each of them again for images of one channel."""
     return [*cases, *(replace(case, name=f"{case.name}, 1 channel", channels=1) for case in cases)]

@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Measured:
-    """The largest differences, in levels: the mean of an image, any value, and any value from another run's."""
+    """The largest differences, in levels: the mean of an image, any value, and any value from another run."""
 
     mean: float = 0.0
     max: float = 0.0
@@ -59,7 +59,7 @@ def all_cases() -> tuple[Case, ...]:
 
 @cache
 def first_cases() -> tuple[Case, ...]:
-    """Return the first case of each set of transforms that cases name."""
+    """Return the first case for each set of transforms named by a case."""
     cases: dict[frozenset[str], Case] = {}
     for case in all_cases():
         cases.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if is_named(case, inner)), case)
@@ -122,14 +122,14 @@ def _stage(case_index: int, run: str) -> Any:
 
 
 def is_named(case: Case, transform: Transform) -> bool:
-    """Return whether a case's name has this transform; other transforms only prepare the images, such as a crop."""
+    """Return whether a case's name contains a transform; all others, such as a crop, only prepare the images."""
     return re.search(rf"\b{type(transform).__name__}\b", case.name) is not None
 
 
 def runs_natively(case: Case, run: str) -> bool:
-    """Return whether a backend runs any transform that a case names; otherwise the reference runs all of them.
+    """Return whether a backend runs at least one transform that a case names, so that the reference does not run all.
 
-    One of several transforms is enough: handing images over to the reference and back is tested too.
+    If a backend runs only some of the transforms, the case tests that images are handed to the reference and back.
     """
     if run in ("torch", BATCHES):
         return True
@@ -147,7 +147,7 @@ def _results(case_index: int, run: str, set_name: str, draw_round: int) -> list[
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: on a busy machine, torch's threads that wait for each other take ten times as long."""
+    """Use one thread, because on a busy machine torch's threads wait for each other, and take ten times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
 """RandomErasing before and after normalization, with and without a flip afterwards, compared with Pillow's paste.
 
-Pillow has no such operation, but it pastes boxes, also into float32 images (mode "F"), band by band. The oracle uses
-the recorded random numbers and checks only their places; other tests check their distribution.
+Pillow has no such operation, but it can paste boxes into each band of an image, even a float32 image (mode "F"). The
+oracle uses the recorded random numbers and checks only their places; other tests check their distribution.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Oracles apply the recorded boxes, flips and maps to the complete image, in order
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,8 @@ __all__ = [
     "by_torchvision", "geometry_oracle", "moved", "resized", "rotated", "timm_section", "warped",
 ]  # fmt: skip
 
-PILLOW_FILTERS = {
-    "nearest": Image.NEAREST,
-    "bilinear": Image.BILINEAR,
-    "bicubic": Image.BICUBIC,
-    "lanczos": Image.LANCZOS,
-}
 WARPING = ("nearest", "bilinear", "bicubic")
+PILLOW_FILTERS = {name: getattr(Image.Resampling, name.upper()) for name in (*WARPING, "lanczos")}
 
 
 def filter_of(transform: Any, params: Any, row: int) -> str:
@@ -141,7 +136,7 @@ def geometry_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -
 _: Oracle = geometry_oracle
 
 EXACT_REASON = "pixels are only moved, or are computed in Pillow's integer arithmetic"
-NO_ANTIALIAS_REASON = "gpuload computes with 22-bit integers and rounds between columns and rows; torch sums floats"
+ALIASED_REASON = "gpuload computes with 22-bit integers and rounds between columns and rows; torch sums floats"
 RESIZE_REASON = "the reference resizes with torch's kernel, whose weights have 16 bits; Pillow's weights have 22 bits"
 AXES_REASON = (
     "Pillow 13 resizes along the cheaper axis first, and gpuload along rows first; the results differ most where "
@@ -154,82 +149,68 @@ PILLOW_REASON = (
     "16 bits"
 )
 WARP_REASON = "gpuload uses Pillow's float64 arithmetic; single images are processed by Pillow itself"
-ROTATION_REASON = (
-    "the oracle computes the angle from the recorded parameters, so a coordinate may differ in its last bit"
-)
+ANGLE_REASON = "the oracle computes the angle from the recorded parameters, so a coordinate may differ in its last bit"
 
-PILLOW_CROP, NUMPY_PAD, TWO_PASSES, ONE_CALL, PILLOW_TRANSFORM = (
-    "Pillow ImageOps.expand, Image.crop",
-    "numpy.pad, Pillow Image.crop",
-    "Pillow Image.resize along rows, then along columns",
-    "Pillow Image.resize",
-    "Pillow Image.transform",
-)
+# Names of oracles.
+PILLOW_CROP = "Pillow ImageOps.expand, Image.crop"
+NUMPY_PAD = "numpy.pad, Pillow Image.crop"
+TWO_PASSES = "Pillow Image.resize along rows, then along columns"
+ONE_CALL = "Pillow Image.resize"
+
 FILL = (9, 99, 199)
 MIDDLE_CROP = T.CenterCrop((140, 171))  # so that batches on the CPU do not take minutes
 
 
-geometry_case = partial(Case, "geometry")
+def geometry_case(
+    name: str, transforms: Sequence[Any], against: str, reason: str, *, mean: float = 0, max: float = 0, **options: Any
+) -> Case:
+    options = {"oracle": geometry_oracle, **options}
+    return Case("geometry", name, list(transforms), mean=mean, max=max, against=against, reason=reason, **options)
+
+
+def batched_tolerances(mean: float, max: float, apart: float, reason: str) -> dict[str, Tolerance]:
+    return dict.fromkeys((BATCHES, "fused"), Tolerance(mean, max, apart, reason))
 
 
 def moved(name: str, *transforms: Any, against: str = PILLOW_CROP, channels: int = 3) -> Case:
-    return geometry_case(name, list(transforms), geometry_oracle, 0, 0, against, EXACT_REASON, channels=channels)
+    return geometry_case(name, transforms, against, EXACT_REASON, channels=channels)
 
 
 def resized(name: str, *transforms: Any, against: str = TWO_PASSES, channels: int = 3, apart: int = 1) -> Case:
-    tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, apart, PILLOW_REASON))
-    return geometry_case(
-        name,
-        list(transforms),
-        geometry_oracle,
-        0.03,
-        1,
-        against,
-        RESIZE_REASON,
-        between=1,
-        backends=tolerances,
-        channels=channels,
-    )
+    options = {"backends": batched_tolerances(0, 0, apart, PILLOW_REASON), "between": 1, "channels": channels}
+    return geometry_case(name, transforms, against, RESIZE_REASON, mean=0.03, max=1, **options)
 
 
 def bicubic(name: str, *transforms: Any) -> Case:
-    """Four taps along each axis, some negative, amplify the last bits of weights."""
-    tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0, 0, 2, PILLOW_REASON))
-    return geometry_case(
-        name, list(transforms), geometry_oracle, 0.1, 2, TWO_PASSES, RESIZE_REASON, between=2, backends=tolerances
-    )
+    """Return a case whose four taps along each axis, some of them negative, amplify the last bits of weights."""
+    options = {"backends": batched_tolerances(0, 0, 2, PILLOW_REASON), "between": 2}
+    return geometry_case(name, transforms, TWO_PASSES, RESIZE_REASON, mean=0.1, max=2, **options)
 
 
 def by_pillow_call(name: str, transform: Any, mean: float, max: float) -> Case:
     """Return a case against the call that users of Pillow images make."""
-    return geometry_case(name, [transform], resize_by_one_call, mean, max, ONE_CALL, AXES_REASON, between=2)
+    options = {"oracle": resize_by_one_call, "between": 2}
+    return geometry_case(name, [transform], ONE_CALL, AXES_REASON, mean=mean, max=max, **options)
 
 
 def by_torchvision(name: str, transform: Any, apart: int) -> Case:
-    tolerances = dict.fromkeys((BATCHES, "fused"), Tolerance(0.3, apart, apart, TENSORS_REASON))
+    options = {"oracle": resize_by_torchvision, "backends": batched_tolerances(0.3, apart, apart, TENSORS_REASON)}
     against = "torchvision v2.functional.resized_crop of tensors"
-    return geometry_case(
-        name, [transform], resize_by_torchvision, 0, 0, against, SAME_KERNEL_REASON, backends=tolerances
-    )
+    return geometry_case(name, [transform], against, SAME_KERNEL_REASON, **options)
 
 
 def aliased(name: str, *transforms: Any) -> Case:
     """Return a case without antialiasing."""
-    against = "torch.nn.functional.interpolate"
-    return geometry_case(name, list(transforms), geometry_oracle, 0.3, 1, against, NO_ANTIALIAS_REASON)
+    return geometry_case(name, transforms, "torch.nn.functional.interpolate", ALIASED_REASON, mean=0.3, max=1)
 
 
 def warped(name: str, *transforms: Any, channels: int = 3) -> Case:
-    return geometry_case(
-        name, [MIDDLE_CROP, *transforms], geometry_oracle, 0, 0, PILLOW_TRANSFORM, WARP_REASON, channels=channels
-    )
+    return geometry_case(name, [MIDDLE_CROP, *transforms], "Pillow Image.transform", WARP_REASON, channels=channels)
 
 
 def rotated(name: str, transform: Any, *, channels: int = 3) -> Case:
-    against = "Pillow Image.rotate"
-    return geometry_case(
-        name, [MIDDLE_CROP, transform], geometry_oracle, 1e-4, 1, against, ROTATION_REASON, channels=channels
-    )
+    options = {"mean": 1e-4, "max": 1, "channels": channels}
+    return geometry_case(name, [MIDDLE_CROP, transform], "Pillow Image.rotate", ANGLE_REASON, **options)
 
 
 def timm_section(*cases: Case) -> list[Case]:

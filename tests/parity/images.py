@@ -13,7 +13,7 @@ from PIL import Image
 __all__ = ["DRAW_ROUNDS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
 
 SKIMAGE_PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs in the package of scikit-image
-# The rounds of draws for each set.
+# For each set of images, the rounds of random draws that are made for it.
 DRAW_ROUNDS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
 
 
@@ -27,7 +27,7 @@ def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
 
 
 def random_images() -> list[np.ndarray]:
-    """Generate noise of several kinds and sizes, uint8 H×W×3: all levels, few, nearly black, one color, thin."""
+    """Generate images of several kinds and sizes, uint8 H×W×3: noise, gray, one color, two levels, and a gradient."""
     rng = np.random.default_rng(12)
     return [
         rng.integers(0, 256, (97, 120, 3), np.uint8),
@@ -41,7 +41,7 @@ def random_images() -> list[np.ndarray]:
 
 
 def small_images(pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return a photograph made small, and noise: the interpreter takes up to 100 ms for an image of this size."""
+    """Return a shrunk photograph, and noise. The interpreter takes up to 100 ms for an image of this size."""
     shrunk = [np.asarray(Image.fromarray(picture).resize((48, 40))) for picture in pictures[:1]]
     return [*shrunk, np.random.default_rng(13).integers(0, 256, (37, 41, 3), np.uint8)]
 

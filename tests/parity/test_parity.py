@@ -1,4 +1,4 @@
-"""Results on the backends that promise Pillow's levels, within the tolerances of the oracle and of each other."""
+"""Results of the backends that promise Pillow's levels are within the tolerances of the oracle and of each other."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def test_results_of_backends_are_within_the_tolerance_of_each_other(case: Case):
 
 
 def failures_against_the_oracle(case: Case) -> list[str]:
-    """Return the results that differ more from the oracle than the table allows."""
+    """Describe the results that differ more from the oracle than the table allows."""
     failures = []
     for run in bounded_runs_of(case):
         tolerance = case.tolerance(run)
         for set_name in sets_of(run):
             measured = measure(case, run, set_name, compared_with=())
             is_within = measured.max <= tolerance.max and measured.mean <= tolerance.mean
-            if not is_within:  # NaN is not within it
+            if not is_within:  # NaN is not within the tolerance
                 failures.append(f"{run}, {set_name}: {measured}, where {tolerance} is allowed")
     return failures
 
 
 def failures_between_backends(case: Case) -> list[str]:
-    """Return the backends that differ more from each other than the table allows."""
+    """Describe the backends that differ more from each other than the table allows."""
     failures = []
     for run, other, set_name in pairs_of(case):
         spread = measure(case, run, set_name, compared_with=(other,)).apart
@@ -70,7 +70,8 @@ def failures_between_backends(case: Case) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.parity])
 def test_parity_cases_of_a_spec_apply_its_transform(name):
-    assert all(name in {type(inner).__name__ for inner in case.transforms} for case in SPECS[name].parity)
+    for case in SPECS[name].parity:
+        assert name in {type(inner).__name__ for inner in case.transforms}, case.name
 
 
 def test_name_of_a_case_contains_the_transforms_it_tests():
@@ -79,7 +80,7 @@ def test_name_of_a_case_contains_the_transforms_it_tests():
         unnamed = [inner for inner in case.transforms if not is_named(case, inner)]
         assert len(unnamed) < len(case.transforms), case.name
         preparing = T.CenterCrop | T.ToDtype | T.Normalize | T.RandomHorizontalFlip | T.RandomVerticalFlip
-        assert all(isinstance(inner, preparing) for inner in unnamed), case.name
+        assert not [inner for inner in unnamed if not isinstance(inner, preparing)], case.name
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,9 @@ def test_names_of_cases_are_unique():
 def test_tolerances_of_a_case_name_known_backends_and_reasons():
     for case in CASES:
         assert set(case.backends) <= set(BOUNDED[1:]), case.name
-        assert all(tolerance.reason for tolerance in case.backends.values()), case.name
-        assert all(other != case.tolerance("torch") for other in case.backends.values()), case.name
+        for tolerance in case.backends.values():
+            assert tolerance.reason, case.name
+            assert tolerance != case.tolerance("torch"), case.name
 
 
 def test_document_lists_every_case():

@@ -1,4 +1,4 @@
-"""The backends that can run on this machine. Tests of others are skipped, or fail where all must run, as in CI."""
+"""The backends that can run on this machine. Tests of all other backends are skipped, or fail in CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The global generators: seeded for each sample if its dataset draws from them, and restored."""
+"""The global generators are seeded for each sample if its dataset draws from them, and are restored afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw_from_each_generator():
 
 
 def read_chunk(seeding, read_sample, positions=POSITIONS):
-    """Read a chunk as workers do; return its samples, and whether it has to be read again."""
+    """Read a chunk as workers do, and return its samples and whether it must be read again."""
     seed, samples = seeding.begin(0, positions), []
     for row in range(len(positions)):
         seed(row)
@@ -65,8 +65,9 @@ def test_after_learning_only_torchs_generator_is_seeded_for_a_dataset_without_dr
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     seeds = seeds_of(7, 0, POSITIONS)
     assert [seed for seed, _, _ in samples] == seeds
-    assert [drawn for _, drawn, _ in samples] == [draws_seeded_at(at)[2] for at in POSITIONS.tolist()]
-    assert samples[3][2] == (7, 0, 103)
+    assert [(drawn, sample) for _, drawn, sample in samples] == [
+        (draws_seeded_at(position)[2], (7, 0, position)) for position in POSITIONS.tolist()
+    ]
     assert not must_read_again
 
 
@@ -74,7 +75,8 @@ def test_after_learning_only_torchs_generator_is_seeded_for_a_dataset_without_dr
 def test_a_draw_after_learning_has_the_chunk_read_again_with_seeds(draw):
     seeding = Seeding(7)
     read_chunk(seeding, lambda row: None)
-    assert read_chunk(seeding, lambda row: draw() if row == 5 else None)[1]
+    _, must_read_again = read_chunk(seeding, lambda row: draw() if row == 5 else None)
+    assert must_read_again
     samples, must_read_again = read_chunk(seeding, lambda row: draw_from_each_generator())
     assert samples == [draws_seeded_at(position) for position in POSITIONS.tolist()]
     assert not must_read_again
@@ -109,7 +111,7 @@ def test_seeding_a_short_chunk_does_not_count_as_a_draw():
 
 
 def test_draws_between_chunks_do_not_count_as_draws_of_a_chunk():
-    """A dataset's `set_epoch` may draw, and fail, so that no chunk begins."""
+    """A dataset's `set_epoch` may draw and then fail, so that no chunk begins."""
     seeding = Seeding(7)
     read_chunk(seeding, lambda row: None)
     read_chunk(seeding, lambda row: None)
@@ -127,7 +129,7 @@ def test_preserve_states_restores_the_global_generators(read_sample):
         restored = states()
         assert (restored[0], restored[1][1].tolist(), restored[2].tolist()) == expected
         assert current_sample() is None
-    random.random()  # a draw between chunks, which does not count as theirs
+    random.random()  # a draw between chunks, which does not count as a draw of a chunk
     with seeding.preserve_states():
         assert not read_chunk(seeding, lambda row: None)[1]
 

@@ -1,4 +1,4 @@
-"""The register of lanes and positions, which are disjoint, so that no two users draw the same number."""
+"""The lanes and positions that are registered are disjoint, so that no two users draw the same number."""
 
 from __future__ import annotations
 

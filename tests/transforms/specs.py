@@ -56,7 +56,7 @@ class Spec:
         chains: a strategy for its arguments in random chains; None if it does not work on levels.
         torchvision: each argument of torchvision's transform of the same name, with a value that is not the default;
             None if torchvision has no such transform.
-        more: the arguments that torchvision's transform does not have.
+        more: the arguments that torchvision's transform of the same name does not have.
         note: the differences from torchvision's transform, for docs/transforms.md; "" means none.
     """
 
@@ -74,7 +74,7 @@ class Spec:
         return self.picture if self.picture.startswith("T.") else None
 
 
-# A transform that does not change levels itself: it contains others, moves boxes, or combines samples.
+# The spec of a transform that does not change levels itself: it contains transforms, moves boxes, or combines samples.
 indirect = partial(Spec, parity=(), chains=None)
 
 
@@ -231,7 +231,7 @@ SPECS: dict[str, Spec] = {
         ],
         draws=[
             D.resized_crop_definition((0.08, 1.0), (3 / 4, 4 / 3)),
-            D.resized_crop_definition((0.8, 1.0), (1.5, 4.0)),  # rarely possible
+            D.resized_crop_definition((0.8, 1.0), (1.5, 4.0)),  # such a box rarely fits into the image
         ],
         chains=st.builds(T.RandomResizedCrop, pairs, ranges(0.05, 1), ranges(0.3, 3), any_filter),
     ),
@@ -358,7 +358,7 @@ SPECS: dict[str, Spec] = {
         picture="T.ResizeKeepRatio((128, 128))",
         note=TIMM_NOTE,
         parity=timm_section(
-            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # the images are noise
+            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # some images are noise
             bicubic("ResizeKeepRatio(longest, bicubic)", T.ResizeKeepRatio(80, longest=1.0, interpolation="bicubic")),
             bicubic(
                 "ResizeKeepRatio(random)",
@@ -408,7 +408,7 @@ SPECS: dict[str, Spec] = {
             D.Definition(
                 T.RandomCropOrPad((70, 30)),
                 D.corner_columns,
-                # timm's: an image that is smaller than the crop is anywhere in it
+                # As in timm, an image that is smaller than the crop can be anywhere in the crop.
                 lambda rng: D.columns(
                     D.BOX[:2], np.column_stack([-rng.integers(0, 10, D.SAMPLES), rng.integers(0, 54, D.SAMPLES)])
                 ),
@@ -440,7 +440,7 @@ SPECS: dict[str, Spec] = {
         ],
         draws=[
             D.Definition(
-                # torchvision turns counterclockwise here, and clockwise in RandomAffine
+                # torchvision rotates counterclockwise here, and clockwise in RandomAffine.
                 T.RandomRotation((-20, 50)),
                 D.affine_columns,
                 lambda rng: D.simulate_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
@@ -530,20 +530,27 @@ SPECS: dict[str, Spec] = {
                 "ColorJitter(contrast)",
                 T.ColorJitter(contrast=0.8),
                 "Pillow ImageEnhance.Contrast",
-                0.1,
-                1,
-                color.GRAY_REASON,
+                mean=0.1,
+                max=1,
+                reason=color.GRAY_REASON,
             ),
             recolored("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
             recolored("ColorJitter(saturation=1.7)", T.ColorJitter(saturation=(1.7, 1.7)), "Pillow ImageEnhance.Color"),
-            recolored("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, color.HUE_REASON),
+            recolored(
+                "ColorJitter(hue)",
+                T.ColorJitter(hue=0.5),
+                "Pillow convert('HSV')",
+                mean=0.05,
+                max=6,
+                reason=color.HUE_REASON,
+            ),
             recolored(
                 "ColorJitter",
                 T.ColorJitter(0.4, 0.4, 0.4, 0.1),
                 "the four Pillow operations above",
-                1,
-                8,
-                color.CONTRAST_REASON,
+                mean=1,
+                max=8,
+                reason=color.CONTRAST_REASON,
             ),
         ),
         draws=[D.jitter_definition],
@@ -563,9 +570,9 @@ SPECS: dict[str, Spec] = {
                 "RandomPhotometricDistort",
                 T.RandomPhotometricDistort(),
                 "the four Pillow operations above, and merge",
-                1,
-                8,
-                color.CONTRAST_REASON,
+                mean=1,
+                max=8,
+                reason=color.CONTRAST_REASON,
             )
         ),
         draws=[D.distortion_definition],
@@ -673,7 +680,15 @@ SPECS: dict[str, Spec] = {
         torchvision={"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
         parity=color_and_gray(
             *(
-                recolored(name, transform, "Kornia gaussian_blur2d", 0.02, 1, color.BLUR_REASON, fused=color.FUSED_BLUR)
+                recolored(
+                    name,
+                    transform,
+                    "Kornia gaussian_blur2d",
+                    mean=0.02,
+                    max=1,
+                    reason=color.BLUR_REASON,
+                    fused=color.FUSED_BLUR,
+                )
                 for name, transform in (
                     ("GaussianBlur(23)", T.GaussianBlur(23)),
                     ("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5))),
@@ -701,18 +716,16 @@ SPECS: dict[str, Spec] = {
                 "GaussianNoise",
                 T.GaussianNoise(0.05),
                 "Pillow convert('I'), clipped",
-                0.001,
-                1,
-                color.NOISE_REASON,
+                mean=0.001,
+                max=1,
+                reason=color.NOISE_REASON,
                 oracle=color.noise_oracle,
             ),
             recolored(
                 "GaussianNoise(clip=False)",
                 T.GaussianNoise(0.5, clip=False),
                 "numpy",
-                0,
-                0,
-                color.WRAPPING_REASON,
+                reason=color.WRAPPING_REASON,
                 oracle=color.noise_oracle,
             ),
         ),
@@ -905,9 +918,9 @@ SPECS: dict[str, Spec] = {
         ],
         draws=[
             D.erasing_definition(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
-            D.erasing_definition(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # rarely possible
-            D.erasing_definition(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often without area
-            D.erasing_definition(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
+            D.erasing_definition(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # such a box rarely fits into the image
+            D.erasing_definition(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # such a box often has no area
+            D.erasing_definition(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # several boxes, as in timm
         ],
         chains=st.builds(
             T.RandomErasing, chances, ranges(0, 0.5), ranges(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
@@ -995,9 +1008,9 @@ SPECS: dict[str, Spec] = {
                 "Normalize",
                 T.Normalize(MEAN, STD),
                 "Kornia normalize",
-                1e-4,
-                1e-4,
-                color.AFFINE_REASON,
+                mean=1e-4,
+                max=1e-4,
+                reason=color.AFFINE_REASON,
                 oracle=color.normalize_oracle(MEAN, STD),
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             )
@@ -1062,9 +1075,9 @@ SPECS: dict[str, Spec] = {
                 "ToDtype(float32, scale=True)",
                 T.ToDtype("float32", scale=True),
                 "Kornia normalize",
-                1e-4,
-                1e-4,
-                color.AFFINE_REASON,
+                mean=1e-4,
+                max=1e-4,
+                reason=color.AFFINE_REASON,
                 oracle=color.normalize_oracle((0.0,), (1.0,)),
                 to_levels=lambda numbers: numbers * 255,
             ),
@@ -1072,9 +1085,9 @@ SPECS: dict[str, Spec] = {
                 "ToDtype, RandomSolarize(0.5), Normalize",
                 [T.ToDtype("float32", scale=True), T.RandomSolarize(0.5, 1), T.Normalize(MEAN, STD)],
                 "Pillow ImageOps.solarize, Kornia normalize",
-                1e-4,
-                1e-4,
-                color.AFFINE_REASON,
+                mean=1e-4,
+                max=1e-4,
+                reason=color.AFFINE_REASON,
                 oracle=lambda image, drawn, row: color.normalize_oracle(MEAN, STD)(
                     color.operations_oracle(image, drawn[1:2], row), drawn, row
                 ),

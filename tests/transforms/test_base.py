@@ -1,4 +1,4 @@
-"""Arguments by epoch: valid values, and batches with the arguments of their epoch, with and without workers."""
+"""Arguments by epoch: which values are valid, and that batches have the arguments of their epoch."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class GainTransform(T.Custom):
         return images * self.factor
 
 
-# By name, a function that makes a chain, given a function that converts the arguments that can depend on the epoch.
+# Functions that make a chain, given a function `of` that converts the arguments that can depend on the epoch.
 Arguments = Callable[[Any], Any]
 CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     "RandomHorizontalFlip": lambda of: [T.RandomHorizontalFlip(of(0.7))],
@@ -190,17 +190,16 @@ def load(chain: Any, epoch: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_by_epoch_with_one_value_gives_the_bits_of_the_constant(name):
+def test_by_epoch_with_one_value_gives_bit_identical_batches_to_the_constant(name):
     chain = CHAINS[name]
     expected = load(chain(lambda value: value))
     for of in (lambda value: T.by_epoch({0: value}), lambda value: T.by_epoch(lambda epoch: value)):
         tensors = load(chain(of))
         assert [tensor.dtype for tensor in tensors] == [tensor.dtype for tensor in expected]
-        assert all(map(torch.equal, tensors, expected))
+        torch.testing.assert_close(tensors, expected, rtol=0, atol=0)
 
 
-def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():
-    """timm's ``--mixup-off-epoch`` does the same."""
+def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():  # as with timm's --mixup-off-epoch
     images, *_ = load([TO_FLOAT], epoch=1)
     mixed, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
     assert torch.equal(mixed, images)
@@ -228,7 +227,7 @@ def sizes_chain(argument: Callable[..., Any]) -> list[Any]:
 
 
 def curriculum_chain(argument: Callable[..., Any]) -> list[Any]:
-    """Return transforms with other arguments for three epochs."""
+    """Return transforms with probabilities and strengths for three epochs."""
     flip = T.RandomHorizontalFlip(argument(0, 0.5, 1))
     return [
         T.RandomResizedCrop(24, argument((0.9, 1), (0.1, 0.2), (0.5, 1))),
@@ -259,16 +258,16 @@ def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
         with make(lambda *values, epoch=epoch: values[epoch]) as constant_loader:
             constant_loader.set_epoch(epoch)
             expected = tensors_of(constant_loader)
-        assert all(map(torch.equal, epochs[epoch], expected))
-        assert len(epochs[epoch]) == len(expected) == 6
+        torch.testing.assert_close(epochs[epoch], expected, rtol=0, atol=0)
+        assert len(expected) == 6  # images and labels of three batches
     with make(by_epoch) as interrupted:
         interrupted.set_epoch(1)
         next(iter(interrupted))
         state = interrupted.state_dict()
     with make(by_epoch) as resumed:
         resumed.load_state_dict(state)
-        assert all(map(torch.equal, tensors_of(resumed), epochs[1][2:]))
-        assert all(map(torch.equal, tensors_of(resumed), epochs[2]))
+        torch.testing.assert_close(tensors_of(resumed), epochs[1][2:], rtol=0, atol=0)
+        torch.testing.assert_close(tensors_of(resumed), epochs[2], rtol=0, atol=0)
     with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
         make(lambda *values: values[0]).load_state_dict(state)
 
@@ -296,7 +295,7 @@ def test_replay_gives_a_sample_the_size_of_its_epoch():
         assert loader.replay(1, 3).sample[0].shape == (3, 22, 22)
 
 
-def test_an_invalid_size_raises_an_error_when_its_epoch_begins():
+def test_invalid_size_raises_when_its_epoch_begins():
     chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
     with cpu_loader(ENCODED_IMAGES, 4, transforms=chain) as loader:
         assert len(list(loader)) == 3
