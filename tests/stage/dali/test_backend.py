@@ -59,8 +59,8 @@ RECIPES: dict[str, list[Any]] = {
 def test_plan_runs_common_recipes_on_dali(name, dali):
     """Only timm's erasing with random values stays on torch."""
     steps = plan_steps(T.Chain(RECIPES[name]).lines[0].transforms, dali)
-    others = [type(step.transform) for step in steps if step.backend != "dali"]
-    assert others == ([T.RandomErasing] if name == "timm" else [])
+    on_torch = [type(step.transform) for step in steps if step.backend != "dali"]
+    assert on_torch == ([T.RandomErasing] if name == "timm" else [])
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_plan_notes_that_color_jitter_has_dalis_order(dali):
 
 
 def test_each_operation_is_supported_or_has_a_reason():
-    colours = {"brightness", "contrast", "saturation", "hue", "grayscale"}
-    listed = {*OPERATIONS, *backend.UNSUPPORTED, *colours, "warp", "identity"}
+    color_operations = {"brightness", "contrast", "saturation", "hue", "grayscale"}
+    known = {*OPERATIONS, *backend.UNSUPPORTED, *color_operations, "warp", "identity"}
     text = "add these to OPERATIONS (gpuload/stage/dali/operators.py) or UNSUPPORTED (…/backend.py)"
-    assert not set(OPS) - listed, text
-    assert not listed - set(OPS), "OPERATIONS or UNSUPPORTED has operations that OPS does not have"
+    assert not set(OPS) - known, text
+    assert not known - set(OPS), "OPERATIONS or UNSUPPORTED has operations that OPS does not have"
 
 
 def test_backend_without_dali_raises_backend_error(monkeypatch):

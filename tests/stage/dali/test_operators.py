@@ -31,8 +31,8 @@ def resize(batch: Any, record: Box, index: int) -> Any:
     (top, left, height, width), size = record.box_tlhw[index].tolist(), record.size_hw[index].tolist()
     name = record.filters if isinstance(record.filters, str) else FILTERS[record.filters[index]]
     cropped = ndd.slice(batch, start=[top, left], shape=[height, width], axis_names="HW")
-    kind, antialias = INTERPOLATIONS[name], "plain" not in name
-    return ndd.resize(cropped, size=[float(length) for length in size], interp_type=kind, antialias=antialias)
+    interp_type, antialias = INTERPOLATIONS[name], "plain" not in name
+    return ndd.resize(cropped, size=[float(length) for length in size], interp_type=interp_type, antialias=antialias)
 
 
 def pad(batch: Any, record: Box, index: int) -> Any:
@@ -48,7 +48,7 @@ def flip(batch: Any, record: Flip, index: int) -> Any:
     return ndd.flip(batch, horizontal=record.axis, vertical=1 - record.axis)
 
 
-def turn(batch: Any, record: Turn, index: int) -> Any:
+def turn_quarters(batch: Any, record: Turn, index: int) -> Any:
     if record.transposed[index]:
         batch = ndd.transpose(batch, perm=[1, 0, 2], transpose_layout=False)
     vertical, horizontal = record.flipped[index].tolist()
@@ -60,9 +60,9 @@ def warp(batch: Any, record: Warp, index: int) -> Any:
         return batch
     matrix = np.float32([*record.coefficients[index], 1]).reshape(1, 3, 3)
     name = record.filters if isinstance(record.filters, str) else FILTERS[record.filters[index]]
-    size, kind = ndd.as_batch(record.size_hw[index : index + 1].astype(np.float32)), INTERPOLATIONS[name]
+    size, interp_type = ndd.as_batch(record.size_hw[index : index + 1].astype(np.float32)), INTERPOLATIONS[name]
     return ndd.experimental.warp_perspective(
-        batch, matrix=ndd.as_batch(matrix), size=size, interp_type=kind, fill_value=list(record.fill)
+        batch, matrix=ndd.as_batch(matrix), size=size, interp_type=interp_type, fill_value=list(record.fill)
     )
 
 
@@ -166,7 +166,7 @@ def apply_ops(batch: Any, record: Ops, index: int) -> Any:
     return apply_colors(batch, arguments) if arguments else batch
 
 
-FUNCTIONS: dict[type, Callable[..., Any]] = {Flip: flip, Turn: turn, Warp: warp, Erase: erase, Ops: apply_ops}
+FUNCTIONS: dict[type, Callable[..., Any]] = {Flip: flip, Turn: turn_quarters, Warp: warp, Erase: erase, Ops: apply_ops}
 
 CHAINS: dict[str, list[Any]] = {
     "resize": [T.Resize((50, 61))],
@@ -268,10 +268,12 @@ def test_images_without_an_operation_keep_their_bits(p, pictures, make_batch):
     chain = T.Chain([T.RandomChoice([colors, smooth, T.RandomRotation(30, "bilinear"), T.Identity()], p=[p, p, p, 1])])
     images, program = make_batch(chain, pictures * 2)
     results = dali_stage(chain)(images, program)
-    applied = [set(range(len(pictures) * 2) if r.rows is None else r.rows.tolist()) for r in program.records]
-    unchanged = set(range(len(pictures) * 2)) - set().union(*applied)
-    assert len(unchanged) > 3
-    for row in unchanged:
+    changed_rows = [
+        set(range(len(pictures) * 2) if record.rows is None else record.rows.tolist()) for record in program.records
+    ]
+    unchanged_rows = set(range(len(pictures) * 2)) - set().union(*changed_rows)
+    assert len(unchanged_rows) > 3
+    for row in unchanged_rows:
         assert np.array_equal(results[row].permute(1, 2, 0).numpy(), (pictures * 2)[row])
 
 
@@ -287,7 +289,7 @@ def test_images_without_an_operation_keep_their_bits(p, pictures, make_batch):
     ],
     ids=str,
 )
-def test_decoded_window_gives_the_bits_of_the_entire_image(transforms, make_images, make_batch):
+def test_decoded_window_gives_bit_equal_results_to_the_entire_image(transforms, make_images, make_batch):
     chain = T.Chain([*transforms, T.Normalize((0.5,), (0.5,))])
     stage = dali_stage(chain)
     window, entire = (stage(*make_batch(chain, make_images(4, 9), uncut=uncut)) for uncut in (False, True))
@@ -297,7 +299,7 @@ def test_decoded_window_gives_the_bits_of_the_entire_image(transforms, make_imag
 def test_window_inside_a_resized_image_is_within_a_level_of_the_reference(compare, make_images):
     """Only borders differ, where DALI repeats the last pixel and Pillow cuts the filter off."""
     compared = compare([T.Resize(72), T.CenterCrop(40), T.RandomHorizontalFlip()], make_images(3, 9, low=90, high=140))
-    assert compared.native == ["dali"]
+    assert compared.backends == ["dali"]
     assert compared.mean < 0.25
     assert compared.max <= 1
 
@@ -306,7 +308,7 @@ def test_warp_is_within_a_level_of_the_reference_in_the_mean(compare, make_image
     """Coordinates start at the corner of the first pixel: half a pixel would be many levels."""
     for transform in (T.RandomAffine(20, (0.1, 0.1), (1.2, 1.5), 5, "bilinear"), T.RandomPerspective(1.0, 0.3)):
         compared = compare([transform, T.CenterCrop(24)], make_images(3, 6))
-        assert compared.native == ["dali"]
+        assert compared.backends == ["dali"]
         assert compared.mean < 1
 
 
@@ -331,7 +333,7 @@ def test_hue_saturation_and_grayscale_leave_gray_images_unchanged(make_images, m
 def test_grayscale_returns_the_requested_channels(before, after, compare, make_images):
     """DALI's channels can differ by a level, since it rounds each of them."""
     compared = compare([T.Grayscale(after)], make_images(5, 6, channels=before))
-    assert compared.native == ["dali"]
+    assert compared.backends == ["dali"]
     assert compared.ours[0].shape[0] == after
     assert compared.max <= 1
 
@@ -339,7 +341,7 @@ def test_grayscale_returns_the_requested_channels(before, after, compare, make_i
 # It runs in a process of its own, because DALI's color operators write beyond their memory on one channel. The name of
 # each transform is printed first, to show which one crashed. The runner is called without a stage, because a stage
 # refuses color transforms on two or four channels.
-CHANNELS = """
+CHANNELS_PROGRAM = """
 import sys
 import numpy as np, torch
 from gpuload import transforms as T
@@ -380,5 +382,5 @@ print("done")
 @pytest.mark.processes
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_operators_do_not_crash_on_any_number_of_channels(channels):
-    output, _ = run_python(CHANNELS, channels, timeout=120)
+    output, _ = run_python(CHANNELS_PROGRAM, channels, timeout=120)
     assert output.splitlines()[-1] == "done"

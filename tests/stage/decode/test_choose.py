@@ -36,8 +36,8 @@ def test_choose_by_default_leaves_decoding_to_workers():
 def test_plan_names_the_decoder():
     with decoding_with():
         assert plan_text(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
-        both = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
-        assert both == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
+        decoder_line = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
+        assert decoder_line == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
     with decoding_with(engine=False):
         assert plan_text(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
 
@@ -112,13 +112,13 @@ def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(monkeypatch, inst
     assert choice.warning.endswith(expected)
 
 
-@pytest.mark.parametrize(("answer", "expected"), [(12040, (12, 4)), (13000, (13, 0)), (None, None)])
-def test_driver_version_is_major_and_minor_or_none(monkeypatch, answer, expected):
-    def get(pointer: Any) -> int:
-        pointer._obj.value = answer or 0
-        return 0 if answer else 100
+@pytest.mark.parametrize(("driver_number", "expected"), [(12040, (12, 4)), (13000, (13, 0)), (None, None)])
+def test_driver_version_is_major_and_minor_or_none(monkeypatch, driver_number, expected):
+    def get_version(pointer: Any) -> int:
+        pointer._obj.value = driver_number or 0
+        return 0 if driver_number else 100
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get_version))
     driver_version.cache_clear()
     try:
         assert driver_version() == expected

@@ -26,36 +26,38 @@ def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
     return crops_hwc
 
 
-def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
+def run_copy_crops(
+    device: str, stored_crops: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, target_size: int
+) -> Any:
     shapes = [
-        turn_upright(crop, int(orientation)).shape for crop, orientation in zip(stored, orientations, strict=True)
+        turn_upright(crop, int(orientation)).shape for crop, orientation in zip(stored_crops, orientations, strict=True)
     ]
     destinations = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
-    target = torch.full((size,), 7, dtype=torch.uint8).to(device)
-    copy_crops([Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored], destinations, target)
+    target = torch.full((target_size,), 7, dtype=torch.uint8).to(device)
+    copy_crops([Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored_crops], destinations, target)
     return target.cpu().numpy()
 
 
 def test_copy_crops_writes_crops_of_any_orientation_at_their_offsets():
     rng = np.random.default_rng(5)
-    stored = random_crops(rng, 24)
-    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # larger than a block
-    assert stored[3].size > crops.BLOCK
+    stored_crops = random_crops(rng, 24)
+    stored_crops[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # larger than a block
+    assert stored_crops[3].size > crops.BLOCK
     orientations = np.arange(24) % 8 + 1
-    sizes = np.array([crop.size for crop in stored])
+    sizes = np.array([crop.size for crop in stored_crops])
     starts = 11 + np.cumsum(sizes + 5) - sizes
-    size = int(starts[-1] + sizes[-1] + 9)
-    expected = np.full(size, 7, np.uint8)
-    for crop, orientation, start in zip(stored, orientations.tolist(), starts.tolist(), strict=True):
+    target_size = int(starts[-1] + sizes[-1] + 9)
+    expected = np.full(target_size, 7, np.uint8)
+    for crop, orientation, start in zip(stored_crops, orientations.tolist(), starts.tolist(), strict=True):
         expected[start : start + crop.size] = turn_upright(crop, orientation).ravel()
-    assert np.array_equal(run("cpu", stored, orientations, starts, size), expected)
+    assert np.array_equal(run_copy_crops("cpu", stored_crops, orientations, starts, target_size), expected)
     with simulated("eager"):
-        assert np.array_equal(run("cuda:1", stored, orientations, starts, size), expected)
+        assert np.array_equal(run_copy_crops("cuda:1", stored_crops, orientations, starts, target_size), expected)
 
 
 def test_copy_crops_of_no_crops_launches_no_kernel():
     with simulated("eager"):
-        assert run("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
+        assert run_copy_crops("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
 
 
 PROGRAM = """

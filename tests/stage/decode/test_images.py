@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):R
 COUNT = 20
 
 
-def mixed(*kinds: str) -> Photos:
+def plain_files_and(*kinds: str) -> Photos:
     """Return a dataset with one file of each kind between plain ones."""
     files = [photo(number) for number in range(COUNT)]
     for number, kind in enumerate(kinds):
@@ -29,7 +29,16 @@ def mixed(*kinds: str) -> Photos:
     return Photos(files)
 
 
-FAILING = ("many scans", "CMYK", "PNG", "12 bits", "arithmetic", "damaged in the middle", "no tables", "no image")
+DIFFICULT_KINDS = (
+    "many scans",
+    "CMYK",
+    "PNG",
+    "12 bits",
+    "arithmetic",
+    "damaged in the middle",
+    "no tables",
+    "no image",
+)
 DECODES = {
     "device": gl.Decode(where="device"),
     "a third": gl.Decode(where="both", device_share=0.3),
@@ -37,7 +46,7 @@ DECODES = {
 }
 
 
-def assert_decodes_as_the_cpu(
+def assert_decodes_like_the_cpu(
     files: Photos, decode: Any = DECODES["device"], decoder: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Any, list[FakeDecoder]]:
     """Compare an epoch that a device decodes to one that workers decode; return its statistics and the decoders."""
@@ -52,7 +61,9 @@ def assert_decodes_as_the_cpu(
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("decode", DECODES)
 def test_device_decoding_gives_the_order_draws_and_faults_of_the_cpu(decode, on_error, resumed):
-    assert_decodes_as_the_cpu(mixed(*FAILING), DECODES[decode], resumed=resumed, on_error=on_error, seed=3)
+    assert_decodes_like_the_cpu(
+        plain_files_and(*DIFFICULT_KINDS), DECODES[decode], resumed=resumed, on_error=on_error, seed=3
+    )
 
 
 @pytest.mark.usefixtures("warm")
@@ -60,12 +71,12 @@ def test_device_decoding_gives_the_order_draws_and_faults_of_the_cpu(decode, on_
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_device_decoding_with_workers_gives_the_order_draws_and_faults_of_the_cpu(on_error):
     options: dict[str, Any] = {"on_error": on_error, "seed": 3, "chunk_size": 3}
-    expected = read_batches(mixed(*FAILING), **options)
+    expected = read_batches(plain_files_and(*DIFFICULT_KINDS), **options)
     assert len(expected[1]) >= 3
     with decoding_with():
         for decode in DECODES.values():
             options |= {"decode": decode, "num_workers": 2, "resumed": on_error == "skip"}
-            assert_same(read_batches(mixed(*FAILING), **options), expected)
+            assert_same(read_batches(plain_files_and(*DIFFICULT_KINDS), **options), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +103,7 @@ def test_kind_of_a_file_decides_whether_the_device_or_a_worker_decodes_it(kind):
 
 def test_batch_whose_images_are_all_refused_is_decoded_on_the_cpu():
     files = Photos([photo(number) for number in range(10)])
-    stats, _ = assert_decodes_as_the_cpu(files, decoder={"refuses": lambda data: "too green"})
+    stats, _ = assert_decodes_like_the_cpu(files, decoder={"refuses": lambda data: "too green"})
     assert stats.decode.refused == {"too green": 10}
     assert sum(stats.decode.counts.values()) == 10
     assert "refused   10 by the device's decoder: too green" in str(stats)
@@ -101,7 +112,7 @@ def test_batch_whose_images_are_all_refused_is_decoded_on_the_cpu():
 def test_only_the_image_larger_than_device_memory_goes_to_the_cpu():
     files = Photos([photo(number) for number in range(9)] + [jpeg_bytes(smooth_image(400, 500, 1))])
     decode = gl.Decode(where="device", device_memory=60_000)
-    stats, [decoder] = assert_decodes_as_the_cpu(files, decode, batch_size=10)
+    stats, [decoder] = assert_decodes_like_the_cpu(files, decode, batch_size=10)
     assert stats.decode.refused == {"more than device_memory=60,000 bytes": 1}
     assert sum(decoder.calls) == 9
     assert len(decoder.calls) > 1
@@ -110,17 +121,17 @@ def test_only_the_image_larger_than_device_memory_goes_to_the_cpu():
 
 def test_device_out_of_memory_decodes_fewer_images_per_call_from_then_on():
     files = Photos([photo(number) for number in range(COUNT)])
-    stats, [decoder] = assert_decodes_as_the_cpu(files, decoder={"room_bytes": 35_000}, batch_size=10)
+    stats, [decoder] = assert_decodes_like_the_cpu(files, decoder={"room_bytes": 35_000}, batch_size=10)
     assert (sum(decoder.calls), max(decoder.calls)) == (COUNT, 2)
     assert stats.decode.refused == {}
 
 
 def test_device_memory_counts_regions_if_the_decoder_decodes_regions():
     large = [jpeg_bytes(smooth_image(400, 500, number)) for number in range(4)]
-    files = Photos([*mixed(*FAILING).files, *large])
+    files = Photos([*plain_files_and(*DIFFICULT_KINDS).files, *large])
     decode = gl.Decode(where="device", device_memory=3 * 24 * 24 * 3)
     options: dict[str, Any] = {"transforms": [T.RandomCrop(24)], "batch_size": 12, "on_error": "skip"}
-    stats, [decoder] = assert_decodes_as_the_cpu(files, decode, {"regions": True}, **options)
+    stats, [decoder] = assert_decodes_like_the_cpu(files, decode, {"regions": True}, **options)
     assert max(decoder.calls) == 3
     assert stats.decode.peak_bytes == 3 * 24 * 24 * 3
     assert not any("device_memory" in reason for reason in stats.decode.refused)
@@ -128,12 +139,12 @@ def test_device_memory_counts_regions_if_the_decoder_decodes_regions():
 
 def test_image_too_large_for_the_device_by_itself_goes_to_the_cpu():
     files = Photos([photo(number) for number in range(4)])
-    stats, _ = assert_decodes_as_the_cpu(files, decoder={"room_bytes": 1000}, batch_size=4)
+    stats, _ = assert_decodes_like_the_cpu(files, decoder={"room_bytes": 1000}, batch_size=4)
     assert stats.decode.refused == {"out of memory": 4}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_device_decoding_applies_exif_orientation_as_the_cpu_does(orientation):
+def test_device_decoding_applies_exif_orientation_like_the_cpu(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     files = Photos([photo(number, exif=exif.tobytes()) for number in range(4)])
@@ -145,10 +156,10 @@ def test_device_decoding_applies_exif_orientation_as_the_cpu_does(orientation):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "unchanged", "RGBA"])
-def test_device_decoding_gives_each_mode_as_the_cpu_does(mode):
+def test_device_decoding_gives_the_pixels_of_the_cpu_in_each_mode(mode):
     for make in (photo, gray):
         files = Photos([make(number) for number in range(4)], mode)
-        stats, _ = assert_decodes_as_the_cpu(files, batch_size=4)
+        stats, _ = assert_decodes_like_the_cpu(files, batch_size=4)
         is_on_device = mode != "RGBA" and (mode != "L" or make is gray)
         assert stats.part("device decode").count == 4 * is_on_device
 
@@ -156,8 +167,8 @@ def test_device_decoding_gives_each_mode_as_the_cpu_does(mode):
 class Pairs:
     """Samples of two images, a mask and a long array; no decoder accepts the second image of `broken` samples."""
 
-    def __init__(self, broken: tuple[int, ...] = ()) -> None:
-        self.broken = broken
+    def __init__(self, undecodable: tuple[int, ...] = ()) -> None:
+        self.broken = undecodable
 
     def __len__(self) -> int:
         return 12
@@ -178,7 +189,7 @@ class Pairs:
 @pytest.mark.parametrize("decode", DECODES)
 def test_sample_whose_second_image_fails_is_dropped_with_all_its_fields(decode):
     def run_epoch(**options: Any) -> Any:
-        with make_loader(Pairs(broken=(1, 7)), batch_size=4, on_error="skip", info=False, **options) as loader:
+        with make_loader(Pairs(undecodable=(1, 7)), batch_size=4, on_error="skip", info=False, **options) as loader:
             return [dict(batch) for batch in loader], [(e.index, e.source, e.cause) for e in loader.errors]
 
     expected, expected_failures = run_epoch()
@@ -205,11 +216,11 @@ def test_iterable_dataset_continues_after_images_that_the_device_cannot_decode()
             batches = [(images.clone(), labels[:, 0].tolist()) for images, labels in loader]
         return batches, [error.index for error in loader.errors]
 
-    expected = run_epoch()
+    cpu_epoch = run_epoch()
     with decoding_with():
-        decoded = run_epoch(decode=DECODES["device"])
-    assert decoded[1] == expected[1] == [3, 9, 15]
-    for (images, labels), (expected_images, expected_labels) in zip(decoded[0], expected[0], strict=True):
+        device_epoch = run_epoch(decode=DECODES["device"])
+    assert device_epoch[1] == cpu_epoch[1] == [3, 9, 15]
+    for (images, labels), (expected_images, expected_labels) in zip(device_epoch[0], cpu_epoch[0], strict=True):
         assert labels == expected_labels
         assert torch.equal(images, expected_images)
 
@@ -233,8 +244,8 @@ def test_ragged_list_without_transforms_holds_the_images_of_the_cpu():
         make_loader(files, decode=DECODES["a third"], **options) as device_loader,
         make_loader(files, **options) as cpu_loader,
     ):
-        for (images, _), (images_, _) in zip(device_loader, cpu_loader, strict=True):
-            assert all(torch.equal(image, expected) for image, expected in zip(images, images_, strict=True))
+        for (images, _), (expected_images, _) in zip(device_loader, cpu_loader, strict=True):
+            assert all(torch.equal(image, expected) for image, expected in zip(images, expected_images, strict=True))
 
 
 def test_replay_decodes_where_the_position_was_decoded():
