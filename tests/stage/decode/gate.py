@@ -19,7 +19,7 @@ IMAGES = [(gl.Encoded(file), index) for index, file in enumerate(FILES)]
 
 
 class Gate:
-    """A callable that the decoder calls before each call; it stops one of the calls until `opened` is set."""
+    """A function that runs before each call of the decoder, and stops one of the calls until `opened` is set."""
 
     def __init__(self, stopped_call: int) -> None:
         self.stopped_call, self.calls = stopped_call, 0

@@ -1,4 +1,4 @@
-"""The kernel that copies crops, against NumPy: regions of any size and orientation, with rows at any distance."""
+"""The kernel that copies crops equals NumPy for regions of any size and orientation, whose rows may be far apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuload.stage.decode.backend import DESTINATION, Pixels, copy_crops
 
 
 def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """Return crops of one to 90 rows and columns and one or three channels, within larger images."""
+    """Return crops of less than 90 rows and columns and one or three channels, within larger images."""
     crops_hwc = []
     for number in range(count):
         top, left, height, width = (int(n) for n in rng.integers(1, 90, 4))
@@ -45,7 +45,7 @@ def test_copy_crops_writes_crops_of_any_orientation_at_their_offsets():
     assert stored_crops[3].size > crops.BLOCK
     orientations = np.arange(24) % 8 + 1
     sizes = np.array([crop.size for crop in stored_crops])
-    starts = 11 + np.cumsum(sizes + 5) - sizes
+    starts = 11 + np.cumsum(sizes + 5) - sizes  # with unused bytes before, between and after the crops
     target_size = int(starts[-1] + sizes[-1] + 9)
     expected = np.full(target_size, 7, np.uint8)
     for crop, orientation, start in zip(stored_crops, orientations.tolist(), starts.tolist(), strict=True):
@@ -76,7 +76,7 @@ for capability in (75, 80, 90):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_copy_kernel_compiles_for_cuda(tmp_path):
-    """Compile in a process of its own, since the interpreter accepts code that the compiler does not."""
+    """The program runs in a separate process, because this process may use the interpreter, which accepts more code."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     output, _ = run_python(PROGRAM, env=environment, timeout=300)
-    assert output.split() == ["True"] * 9
+    assert output.split() == ["True"] * 9  # three checks for each of three capabilities

@@ -48,17 +48,17 @@ def encoded_region(data: bytes, *, is_gray: bool = False) -> EncodedRegion:
 
 @lacking.needs("nvidia.nvimgcodec")
 @pytest.mark.filterwarnings("ignore:.*it was (skipped|replaced by):RuntimeWarning")
-def test_nvimagecodec_on_the_cpu_gives_the_bits_of_workers():
+def test_nvimagecodec_on_the_cpu_is_bit_identical_to_workers():
     kinds = [kind for kind in KINDS for _ in range(2)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     expected = read_batches(files, on_error="skip")
     for decode in (DEVICE, gl.Decode(where="both", device_share=0.5)):
         decoded = read_batches(files, decode=decode, on_error="skip")
         assert_same(decoded, expected)
-    stats = read_batches(files, decode=DEVICE, on_error="skip")[2].stats()
-    device_count = sum(KINDS[kind][1] == "device" for kind in kinds)
-    assert stats.decode.counts[CPU] == device_count
-    assert sum(stats.decode.refused.values()) == sum("refused" in KINDS[k][1] or "after" in KINDS[k][1] for k in kinds)
+    _, _, loader = read_batches(files, decode=DEVICE, on_error="skip")
+    stats, decoded_by = loader.stats().decode, [KINDS[kind][1] for kind in kinds]
+    assert stats.counts[CPU] == decoded_by.count("device")
+    assert sum(stats.refused.values()) == sum("refused" in decoder or "after" in decoder for decoder in decoded_by)
 
 
 @lacking.needs("nvidia.nvimgcodec")
@@ -71,9 +71,9 @@ def test_nvimagecodec_on_the_cpu_applies_exif_orientation_once(upright):
         files.append(photo(orientation, exif=exif.tobytes()))
     options: dict[str, Any] = {"batch_size": 8}
     expected = read_batches(Photos(files), decode=gl.Decode(exif=upright), **options)
-    decoded = read_batches(Photos(files), decode=gl.Decode(exif=upright, where="device"), **options)
+    _, _, loader = decoded = read_batches(Photos(files), decode=gl.Decode(exif=upright, where="device"), **options)
     assert_same(decoded, expected)
-    assert decoded[2].stats().decode.counts == {CPU: 8}
+    assert loader.stats().decode.counts == {CPU: 8}
 
 
 def test_region_decoded_by_workers_equals_the_crop_of_the_entire_image(nvimagecodec_on_cpu):
@@ -88,7 +88,7 @@ def test_region_decoded_by_workers_equals_the_crop_of_the_entire_image(nvimageco
 
 
 @pytest.mark.parametrize("is_gray", [False, True])
-def test_decode_of_regions_gives_the_bits_of_the_entire_image(nvimagecodec_on_cpu, is_gray):
+def test_decode_of_regions_is_bit_identical_to_the_entire_image(nvimagecodec_on_cpu, is_gray):
     library = load_nvimgcodec()
     entire_decoder = NvImageCodec(CPU_DEVICE, 1, library, exact_versions={CPU: ("0.8.7", "1.0")})
     assert (nvimagecodec_on_cpu.decodes_regions, nvimagecodec_on_cpu.note) == (True, "")
@@ -209,7 +209,7 @@ def test_engine_that_does_not_decode_the_test_image_is_not_used(gpu, engine, rea
 
 @pytest.mark.parametrize("allocator", ["torch's allocator cudaMallocAsync", "DALI (DALI_USE_CUDA_MALLOC_ASYNC=1)"])
 def test_engine_is_not_used_with_an_allocator_that_shares_memory(gpu, monkeypatch, allocator):
-    """The engine writes when it is called, but such an allocator frees memory in the order of streams."""
+    """The engine writes as soon as it is called, but such an allocator frees memory in stream order."""
     if "DALI" in allocator:
         monkeypatch.setenv("DALI_USE_CUDA_MALLOC_ASYNC", "1")
     else:

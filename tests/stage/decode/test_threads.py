@@ -1,4 +1,4 @@
-"""The threads that decode on the device: what the loop waits for, and interrupts, forks and errors during a call."""
+"""The threads that decode on the device, while the loop continues, and while it is interrupted, forked or closed."""
 
 from __future__ import annotations
 

@@ -50,15 +50,12 @@ def compile_kernel(function, images="*bf16", options=None, capability=80, **cons
     source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
     options = {"enable_fp_fusion": False, **(options or {})}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert (
-        "st.global" in compiled.asm["ptx"]
-        or "red.global" in compiled.asm["ptx"]
-        or "atom.global" in compiled.asm["ptx"]
-    )
+    ptx = compiled.asm["ptx"]
+    assert re.search(r"\b(?:st|red|atom)\.global", ptx), f"{compiled.metadata.name} writes nothing"
     if function is kernel.one_pass:
         # Hints about pairs (see geometry.py) must not make the compiler access two pixels at once.
-        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", compiled.asm["ptx"])
-        assert not pixels, pixels
+        accesses_to_pairs = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", ptx)
+        assert not accesses_to_pairs, accesses_to_pairs
     print(compiled.metadata.name, flush=True)
     return compiled
 
@@ -107,13 +104,13 @@ for capability, kind, options_of_pass, column in (
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     stack = int(re.search(r" STACK:(\d+) ", usage)[1])
-    assert stack <= 16, usage  # 0 with Triton 3.4 to 3.7, 8 bytes of one kernel with 3.9
+    assert stack <= 16, usage  # 0 bytes with Triton 3.4 to 3.7; with 3.9, one kernel has 8 bytes
     assert " LOCAL:0 " in usage, usage
 
 
-# The kernels compiled when a session starts are those that launches need: Triton's keys are the same.
+# The kernels compiled when a session starts have the same keys in Triton's cache as the kernels that launches need.
 class Driver:
-    """A driver of a GPU that this machine need not have."""
+    """A driver for a GPU that this machine need not have."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -135,12 +132,10 @@ finishing = variants.late_variants([outlines], result_format=result_format)
 session_variants = finishing | variants.level_variants(
     [T.Resize(9).outline, T.ColorJitter(contrast=1).outline], result_format=result_format, tile=TILE
 )
-passes = [
-    variant for variant in session_variants if variant.kernel == "one_pass"
-]  # they take seconds, and differ in constants alone
-pass_without_erasing = next(
-    variant for variant in passes if not dict(variant.options)["ERASES"] and variant.args[-1] == torch.uint8
-)
+# Passes take seconds to compile, and differ only in constants, so one pass is enough.
+passes = [variant for variant in session_variants if variant.kernel == "one_pass"]
+without_erasing = [variant for variant in passes if not dict(variant.options)["ERASES"]]
+pass_without_erasing = next(variant for variant in without_erasing if variant.args[-1] == torch.uint8)
 for variant in {*session_variants} - {*passes} | {pass_without_erasing}:
     function, options = variants.KERNELS[variant.kernel], dict(variant.options)
     function.warmup(*variant.args, grid=(1, 1), **options)
