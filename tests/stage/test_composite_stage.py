@@ -24,7 +24,9 @@ KEY = epoch_key(3, 1)
         [T.RandomApply([T.RandomApply([T.ColorJitter(0.5)]), T.RandomVerticalFlip()], 0.7), T.RandomResizedCrop(20)],
     ],
 )
-def test_containers_give_each_image_the_same_bits_in_regions_in_batches_and_alone(make_images, make_batch, transforms):
+def test_image_in_containers_has_the_same_bits_decoded_as_a_region_in_a_batch_or_alone(
+    make_images, make_batch, transforms
+):
     chain = T.Chain(transforms)
     images = make_images(4, 12)
     ragged, draws = make_batch(chain, images, key=KEY)

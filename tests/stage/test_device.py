@@ -42,7 +42,7 @@ def recorded_parts(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensor).*:UserWarning")
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("make", "expected_count"),
     [
         (lambda: EYE, 1),
         (lambda: EYE.clone().requires_grad_(), 1),
@@ -55,10 +55,10 @@ def recorded_parts(monkeypatch):
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 1),
     ],
 )
-def test_keep_records_all_memory_of_a_tensor_of_any_layout(recorded_parts, make, expected):
+def test_keep_records_all_memory_of_a_tensor_of_any_layout(recorded_parts, make, expected_count):
     tensor = make()
     parts = recorded_parts(tensor)
-    assert len(parts) == expected
+    assert len(parts) == expected_count
     assert all(part.layout is torch.strided and not part.is_nested for part in parts)
     values = tensor.values() if tensor.is_nested or "sparse_cs" in str(tensor.layout) else parts[-1]
     assert any(part.data_ptr() == values.data_ptr() for part in parts)
@@ -202,7 +202,7 @@ def test_upload_arrays_concatenates_a_list_of_arrays():
     assert second.tolist() == [1.5]
 
 
-NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
+RANGE_NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
 
 
 def run_epoch(**options: Any) -> int:
@@ -215,17 +215,17 @@ def run_epoch(**options: Any) -> int:
 
 
 def is_within(inner: Any, outer: Any) -> bool:
-    a, b = inner.time_range, outer.time_range
-    return b.start <= a.start and a.end <= b.end
+    inner_range, outer_range = inner.time_range, outer.time_range
+    return outer_range.start <= inner_range.start and inner_range.end <= outer_range.end
 
 
 @pytest.mark.slow
 def test_profiler_shows_the_ranges_of_each_batch():
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         assert run_epoch() == 3
-    events = {name: [event for event in trace.events() or () if event.name == name] for name in NAMES}
+    events = {name: [event for event in trace.events() or () if event.name == name] for name in RANGE_NAMES}
     # A wait ends the epoch.
-    assert {name: len(ranges) for name, ranges in events.items()} == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
+    assert {name: len(ranges) for name, ranges in events.items()} == dict(zip(RANGE_NAMES, (4, 3, 3, 3), strict=True))
     for decode in events["gpuload::decode"]:
         assert any(is_within(decode, wait) for wait in events["gpuload::wait"])
     for copy in events["gpuload::copy"]:
@@ -236,7 +236,7 @@ def test_profiler_shows_the_ranges_of_each_batch():
     assert all(any(is_within(event, stage) for event in operations) for stage in events["gpuload::stage"])
 
 
-def test_profiler_range_records_with_a_profiler_or_if_torch_does_not_say(monkeypatch: pytest.MonkeyPatch):
+def test_profiler_range_records_if_a_profiler_runs_or_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(profiler, "record_function", lambda name: pytest.fail(f"{name} is recorded without a profiler"))
         assert run_epoch() == 3
@@ -259,4 +259,4 @@ def test_profiler_range_within_emit_nvtx_records(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(profiler, "record_function", record)
     with profiler.emit_nvtx():
         run_epoch()
-    assert recorded == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
+    assert recorded == dict(zip(RANGE_NAMES, (4, 3, 3, 3), strict=True))

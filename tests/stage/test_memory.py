@@ -44,8 +44,8 @@ def test_empty_does_not_reuse_memory_that_a_view_or_array_uses():
     row = pool.empty(SHAPE, torch.float32)[2]
     row.fill_(7)
     gc.collect()
-    other = pool.empty(SHAPE, torch.float32)
-    other.fill_(1)
+    next_tensor = pool.empty(SHAPE, torch.float32)
+    next_tensor.fill_(1)
     assert (row == 7).all()
     array = row.numpy()
     del row

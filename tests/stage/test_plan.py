@@ -24,7 +24,7 @@ from gpuload.transforms.program.ops import (
 )
 
 
-class Picky(Backend):
+class PixelOnlyBackend(Backend):
     """A backend that supports transforms that move no pixels, and none that change finished images."""
 
     name = "picky"
@@ -38,8 +38,8 @@ class Picky(Backend):
         raise NotImplementedError
 
 
-def plan_of(*transforms):
-    return make_plan(T.Chain(transforms), Picky(torch.device("cpu")))
+def make_plan_of(*transforms):
+    return make_plan(T.Chain(transforms), PixelOnlyBackend(torch.device("cpu")))
 
 
 NORMALIZE = T.Normalize([0.5] * 3, [0.5] * 3)
@@ -68,7 +68,7 @@ def test_outline_of_a_transform_has_the_kind_of_its_record(transform, kind):
 
 
 def test_plan_runs_a_transform_on_torch_if_the_backend_does_not_support_it():
-    plan = plan_of(T.Resize(9), T.RandomInvert(), T.RandomHorizontalFlip(), T.RandomSolarize(9), NORMALIZE)
+    plan = make_plan_of(T.Resize(9), T.RandomInvert(), T.RandomHorizontalFlip(), T.RandomSolarize(9), NORMALIZE)
     assert [step.backend for step in plan.steps] == ["torch", "picky", "torch", "picky", "picky"]
     assert plan.steps[0].reason == "it moves pixels"
     assert plan.steps[1].reason is None
@@ -77,11 +77,11 @@ def test_plan_runs_a_transform_on_torch_if_the_backend_does_not_support_it():
 
 def test_backend_of_an_absent_transform_raises_key_error():
     with pytest.raises(KeyError, match="the chain has no transform called 'Resize'; its transforms: RandomInvert"):
-        plan_of(T.RandomInvert()).backend_of("Resize")
+        make_plan_of(T.RandomInvert()).backend_of("Resize")
 
 
 def test_plan_runs_a_container_on_the_backend_only_if_all_its_transforms_can():
-    plan = plan_of(
+    plan = make_plan_of(
         T.RandomApply([T.RandomInvert(), T.RandomGrayscale()]), T.RandomChoice([T.RandomInvert(), T.Resize(9)])
     )
     assert [step.backend for step in plan.steps] == ["picky", "torch"]
@@ -103,14 +103,16 @@ def test_plan_runs_a_container_on_the_backend_only_if_all_its_transforms_can():
     ids=["Normalize with the flip after it", "finished images", "levels after a conversion", "no pixels"],
 )  # fmt: skip
 def test_plan_gives_each_step_a_backend_and_a_reason(transforms, backends, reasons):
-    plan = plan_of(*transforms)
+    plan = make_plan_of(*transforms)
     assert [step.backend for step in plan.steps] == backends
     assert [step.reason for step in plan.steps] == reasons
 
 
 def test_plan_prints_each_view_and_module():
     views = T.MultiView([[T.RandomInvert()], [T.Resize(9)]])
-    plan = make_plan(T.Chain([views, NORMALIZE, torch.nn.Identity()]), Picky(torch.device("cpu")), note="so be it")
+    plan = make_plan(
+        T.Chain([views, NORMALIZE, torch.nn.Identity()]), PixelOnlyBackend(torch.device("cpu")), note="so be it"
+    )
     assert str(plan) == (
         "backend picky on cpu (so be it)\n"
         "view 1\n"
@@ -125,7 +127,7 @@ def test_plan_prints_each_view_and_module():
 
 
 def test_plan_of_an_empty_chain_prints_only_the_backend():
-    assert str(plan_of()) == "backend picky on cpu"
+    assert str(make_plan_of()) == "backend picky on cpu"
 
 
 def test_table_escapes_all_text():

@@ -23,17 +23,19 @@ from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")
-on_the_cpu = lacking.mark("Triton's interpreter", not INTERPRETED.value)
+needs_interpreter = lacking.mark("Triton's interpreter", not INTERPRETED.value)
 
 
-def reasons(*transforms):
+def reasons_for_torch(*transforms):
     """Return why torch runs transforms of a chain in place of the kernels, by their names."""
     plan = make_plan(T.Chain(transforms), FusedBackend(CPU))
     return {type(step.transform).__name__: step.reason for step in plan.steps}
 
 
 def test_why_unsupported_gives_a_reason_for_each_transform_that_torch_runs():
-    assert reasons(T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()])) == {
+    assert reasons_for_torch(
+        T.GaussianNoise(), T.AugMix(), T.TimmRandAugment("rand-t3a"), T.RandomApply([T.AugMix()])
+    ) == {
         "GaussianNoise": "a normal number for each pixel and channel is drawn by torch",
         "AugMix": "several results of an image are mixed by torch",
         "TimmRandAugment": "three box blurs along each axis would need six passes",
@@ -41,7 +43,7 @@ def test_why_unsupported_gives_a_reason_for_each_transform_that_torch_runs():
     }
     levels = [T.RandomVerticalFlip(), T.Normalize([0.5], [0.5])]
     mixing = T.RandomChoice([T.MixUp(num_classes=2), T.CutMix(num_classes=2)])
-    assert reasons(*levels, T.RandomErasing(), T.RandomHorizontalFlip(), mixing) == {
+    assert reasons_for_torch(*levels, T.RandomErasing(), T.RandomHorizontalFlip(), mixing) == {
         "RandomVerticalFlip": None,
         "Normalize": None,
         "RandomErasing": None,
@@ -50,7 +52,7 @@ def test_why_unsupported_gives_a_reason_for_each_transform_that_torch_runs():
     }
 
 
-@on_the_cpu
+@needs_interpreter
 def test_plan_leaves_images_of_four_channels_to_torch():
     chain = T.Chain([T.Resize(9), T.Normalize([0.5] * 4, [0.5] * 4), T.RandomHorizontalFlip()])
     plan = compile_stage(chain, device="cpu", backend="fused").plan
@@ -61,7 +63,7 @@ def test_plan_leaves_images_of_four_channels_to_torch():
     ]
 
 
-def raising(error):
+def make_raising_function(error):
     def function(*_):
         raise error
 
@@ -74,7 +76,7 @@ def raising(error):
         ("find_spec", lambda name: None, "needs Triton, which is not installed; run `pip install triton`"),
         ("_is_interpreted", lambda: False,
          "requires a GPU, got device 'cpu'; use backend='torch' on this device (or"),
-        ("_is_interpreted", raising(ImportError("libtriton.so is gone")),
+        ("_is_interpreted", make_raising_function(ImportError("libtriton.so is gone")),
          "cannot be imported: ImportError: libtriton.so is gone"),
     ],
     ids=["without Triton", "on a CPU", "with a broken Triton"],
@@ -106,7 +108,9 @@ def test_select_without_a_compiler_warns_once_and_uses_torch(monkeypatch, forced
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
 def test_select_if_the_trial_kernel_does_not_compile_warns_and_uses_torch(monkeypatch, forced):
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raising(OSError("ptxas is gone")))
+    monkeypatch.setattr(
+        "gpuload.stage.fused.runner.compile_trial_kernel", make_raising_function(OSError("ptxas is gone"))
+    )
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
         assert select_backend(forced)[0].name == "torch"
 
@@ -114,7 +118,7 @@ def test_select_if_the_trial_kernel_does_not_compile_warns_and_uses_torch(monkey
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
 def test_select_on_a_gpu_without_memory_raises_out_of_memory(monkeypatch, forced):
     error = torch.cuda.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", raising(error))
+    monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", make_raising_function(error))
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
         select_backend(forced)
 
@@ -125,7 +129,7 @@ def test_select_if_triton_cannot_be_imported_warns_and_uses_torch(monkeypatch):
         assert select_backend(True)[0].name == "torch"
 
 
-@on_the_cpu
+@needs_interpreter
 def test_plan_leaves_an_operation_without_a_kernel_to_torch(monkeypatch):
     monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
     plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
@@ -134,11 +138,11 @@ def test_plan_leaves_an_operation_without_a_kernel_to_torch(monkeypatch):
     ]
 
 
-@on_the_cpu
+@needs_interpreter
 def test_operation_that_the_kernels_do_not_support_raises(make_batch, make_images, monkeypatch):
-    needs = passes.NEEDS.copy()
-    needs[code("invert")] = passes.UNKNOWN
-    monkeypatch.setattr(passes, "NEEDS", needs)
+    operation_needs = passes.NEEDS.copy()
+    operation_needs[code("invert")] = passes.UNKNOWN
+    monkeypatch.setattr(passes, "NEEDS", operation_needs)
     chain = T.Chain([T.RandomInvert(1.0)])
     with pytest.raises(TypeError, match="the fused kernels do not support the operation invert"):
         compile_stage(chain, device="cpu", backend="fused")(*make_batch(chain, make_images(1, 1, low=9, high=12)))
@@ -164,8 +168,8 @@ def test_compile_stage_on_cuda_chooses_the_kernels():
 
 
 def test_plan_on_the_cpu_imports_no_backend_library():
-    code = (
+    program = (
         "import sys; import gpuload as gl; gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], device='cpu')"
         ".plan(); sys.exit(bool({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    run_python(code)
+    run_python(program)

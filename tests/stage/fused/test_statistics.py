@@ -85,11 +85,13 @@ def test_level_tables_equal_the_references_for_absent_levels_too(channels):
 
 def test_autocontrast_tables_equal_the_references_for_all_ranges():
     """An image of two pixels has a pair of ends in each of its three channels."""
-    ends = np.array([(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)])
-    ends = ends[: len(ends) // 3 * 3].reshape(-1, 3, 2)
-    images = list(ends.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
+    lowest_and_highest = np.array(
+        [(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)]
+    )
+    lowest_and_highest = lowest_and_highest[: len(lowest_and_highest) // 3 * 3].reshape(-1, 3, 2)
+    images = list(lowest_and_highest.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
     tables = make_tables(images, ["autocontrast"] * len(images), [0.0] * len(images))
-    bounds = torch.from_numpy(ends.astype(np.float64))
+    bounds = torch.from_numpy(lowest_and_highest.astype(np.float64))
     np.testing.assert_array_equal(tables, stretch_table(bounds[..., 0], bounds[..., 1]).numpy())
 
 
@@ -112,20 +114,20 @@ def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypat
     names, factors = ["equalize"] * len(images), [0.0] * len(images)
     expected_tables, grids = make_tables(images, names, factors), []
 
-    class Watched:
+    class RecordedKernel:
         def __getitem__(self, grid: tuple[int, int]):
             grids.append(grid)
             return count[grid]
 
     count = statistics._count
-    monkeypatch.setattr(statistics, "_count", Watched())
+    monkeypatch.setattr(statistics, "_count", RecordedKernel())
     monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
     np.testing.assert_array_equal(make_tables(images, names, factors), expected_tables)
     assert grids == [(4, 3), (4, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_level_tables_of_mirrored_and_turned_planes_equal_those_of_interleaved_images(channels):
+def test_level_tables_of_mirrored_and_turned_planes_equal_the_tables_of_interleaved_images(channels):
     """Counts do not depend on the order of pixels."""
     images, name = varied_images(channels), "equalize"
     expected_tables = make_tables(images, [name] * len(images), [0.0] * len(images))
@@ -134,12 +136,12 @@ def test_level_tables_of_mirrored_and_turned_planes_equal_those_of_interleaved_i
     for number, image in enumerate(images):
         height, width = image.shape[:2]
         batch[:channels, :height, number, :width] = torch.from_numpy(image.transpose(2, 0, 1).copy())
-        first, (h, w), steps = number * batch.stride(2), (height, width), (row, column)
+        offset, (h, w), steps = number * batch.stride(2), (height, width), (row, column)
         if number % 3 == 1:
-            first, steps = first + (height - 1) * row + (width - 1) * column, (-row, -column)
+            offset, steps = offset + (height - 1) * row + (width - 1) * column, (-row, -column)
         elif number % 3 == 2:
             (h, w), steps = (width, height), (column, row)
-        jobs.append((first, h, w, code(name), *steps, batch.stride(0), 0))
+        jobs.append((offset, h, w, code(name), *steps, batch.stride(0), 0))
     jobs_on_device, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
     max_pixels = max(image.shape[0] * image.shape[1] for image in images)
     tables = statistics.make_level_tables(

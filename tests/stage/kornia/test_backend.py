@@ -69,7 +69,7 @@ UNSUPPORTED_TRANSFORMS = [
 
 
 @pytest.mark.parametrize(("transform", "reason"), UNSUPPORTED_TRANSFORMS, ids=str)
-def test_plan_gives_the_reason_for_other_transforms(transform, reason):
+def test_plan_gives_the_reason_for_unsupported_transforms(transform, reason):
     plan = compile_stage(T.Chain([transform, T.RandomInvert()]), device=CPU, backend="kornia").plan
     assert [step.backend for step in plan.steps] == ["torch", "kornia"]
     assert plan.steps[0].reason.startswith(reason)
@@ -110,7 +110,7 @@ def test_torch_changes_finished_images_after_its_own_steps(transforms, backends)
         assert [step.reason for step in steps[2:]] == ["Kornia erases only with constants", in_place, in_place]
 
 
-ABSENT = """
+PROGRAM = """
 import sys
 import gpuload, gpuload.workers.main, torch
 from gpuload import transforms as T
@@ -131,10 +131,10 @@ print(KorniaBackend.unmet_requirement(torch.device("cpu")))
 
 @pytest.mark.processes
 def test_kornia_is_imported_only_by_its_backend_and_its_absence_raises():
-    first, second = run_python(ABSENT)[0].splitlines()
-    text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
-    assert first.startswith(f"{text} (")
-    assert second == text
+    error, requirement = run_python(PROGRAM)[0].splitlines()
+    expected = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
+    assert error.startswith(f"{expected} (")
+    assert requirement == expected
 
 
 def test_unmet_requirement_refuses_versions_of_kornia_before_0_9(monkeypatch):

@@ -72,14 +72,14 @@ def random_images(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", sorted({*OPERATORS} - {"blur"}))
-def test_operators_give_the_bits_of_kornias_functions(name):
+def test_operators_are_bit_identical_to_kornias_functions(name):
     images, values = random_images(7, 3, 31, 37), make_values(name, 7)
-    before = images.clone()
+    original = images.clone()
     assert torch.equal(OPERATORS[name](images, values), call_kornia(name, images, values))
-    assert torch.equal(images, before)
+    assert torch.equal(images, original)
 
 
-def test_blur_gives_the_numbers_of_gaussian_blur2d():
+def test_blur_is_close_to_gaussian_blur2d():
     """Not its bits: with several images, `gaussian_blur2d` convolves in another order."""
     images, values = random_images(4, 3, 31, 37), make_values("blur", 4)
     sigmas = torch.tensor(values[:, [3, 2]])
@@ -95,11 +95,11 @@ def restored_threads():
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_bits_of_an_operator_do_not_depend_on_the_other_images(name, restored_threads):
+def test_bits_of_an_operator_do_not_depend_on_its_batch_or_threads(name, restored_threads):
     images, values = random_images(9, 3, 40, 44), make_values(name, 9)
     expected = OPERATORS[name](images, values)
-    for count in (1, 2):
-        torch.set_num_threads(count)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
         alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
         assert torch.equal(torch.cat(alone), expected)
 
