@@ -1,4 +1,4 @@
-"""CUDA against the CPU, with the same draws: the same images, within the bounds of `chains.bounds`."""
+"""With the same draws, CUDA gives the images of the CPU, within the bounds of `chains.bounds`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_cuda_levels_differ_from_the_cpu_within_bounds(make_images, make_batch, 
     stage = compile_stage(chain, device="cuda", backend=backend)
     result = stage(replace(ragged, pixels=ragged.pixels.cuda()), draws)
     difference = (result.cpu().int() - expected.int()).abs()
-    if backend == "kornia":  # it rounds to levels only once
+    if backend == "kornia":  # Kornia rounds to levels only once
         max_levels = torch.ones(count)
     else:
         steps = steps_on_cuda(backend)
         max_levels = torch.tensor([bound(steps, draws, row) for row in range(count)])
-    assert (difference.amax(dim=(1, 2, 3)) <= max_levels).all()
+    assert (difference.amax(dim=(1, 2, 3)) - max_levels).max() <= 0
     assert difference.float().mean() <= 0.05
 
 

@@ -1,4 +1,4 @@
-"""Normal numbers: their distribution, and the same bits from all functions that make them."""
+"""Normal numbers have the normal distribution, and the same bits from each function that makes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_normals_follow_the_standard_normal_distribution(key_words):
     numbers = normals(key_words, COUNT)
     assert numbers.dtype == np.float32
     assert stats.kstest(numbers, "norm").pvalue > 0.01
-    # Moments, within four standard errors.
+    # The powers of a normal number, their means and their variances; means are tested within four standard errors.
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         error = (variance / COUNT) ** 0.5
         assert abs((numbers.astype(np.float64) ** power).mean() - moment) < 4 * error, power

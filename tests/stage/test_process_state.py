@@ -49,8 +49,8 @@ def test_stage_within_inference_mode_returns_ordinary_tensors(make_images, make_
     with torch.inference_mode():
         results_in_inference_mode = run()
     expected = run()
-    assert not any(tensor.is_inference() for tensor in results_in_inference_mode)
-    assert all(map(torch.equal, results_in_inference_mode, expected))
+    assert {tensor.is_inference() for tensor in results_in_inference_mode} == {False}
+    torch.testing.assert_close(results_in_inference_mode, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("dtype", "axes", "channels"), [("uint8", 2, 1), ("int32", 3, 8), ("uint8", 3, 0)])
@@ -63,8 +63,7 @@ def test_mask_stage_within_inference_mode_returns_ordinary_tensors(
     masks, draws = make_batch(chain, pictures)
     with torch.inference_mode():
         single_masks, batch = MaskStage(torch.device("cpu"))(masks, draws, [(dtype, axes)] * 3)
-    assert len(single_masks) == 3
-    assert not any(mask.is_inference() for mask in single_masks)
+    assert [mask.is_inference() for mask in single_masks] == [False] * 3
     assert batch is None or not batch.is_inference()
 
 

@@ -1,4 +1,4 @@
-"""`RaggedImages`: batches of images of any sizes, from arrays and from tensors of any memory layout."""
+"""`RaggedImages` holds images of any sizes, from arrays and from tensors of any memory layout."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def random_arrays(sizes: list[tuple[int, int]], channels: int, dtype: str) -> li
 
 
 def half_windows(sizes_hw: np.ndarray) -> np.ndarray:
-    """Return a window in each image, of about half its size."""
+    """Return a window within each image, with about half of the image's height and width."""
     return np.hstack([sizes_hw // 3, np.maximum(sizes_hw // 2, 1)])
 
 
@@ -136,7 +136,7 @@ def test_from_planes_of_an_expanded_tensor_shares_its_memory(axes):
     assert_interleaves(images, [*tensor.permute(0, 2, 3, 1).numpy()], half_windows(images.sizes_hw))
 
 
-def test_interleave_copies_into_the_memory_passed():
+def test_interleave_copies_into_the_memory_that_it_is_given():
     expected = random_arrays([(5, 7), (5, 7)], 3, "uint8")
     memory = torch.zeros(1000, dtype=torch.uint8)
     images = RaggedImages.from_planes(DENSE["contiguous"](expected), ["a", "b"])
@@ -148,5 +148,5 @@ def test_interleave_copies_into_the_memory_passed():
 def test_from_planes_keeps_the_tensors_alive():
     expected = random_arrays(IMAGE_SIZES, 3, "float32")
     images = RaggedImages.from_planes(LAYOUTS["each"](expected), list("abcde"))
-    torch.full((10_000,), 7.0)
+    torch.full((10_000,), 7.0)  # would overwrite the memory if it were free
     assert_interleaves(images, expected, full_windows(images.sizes_hw))

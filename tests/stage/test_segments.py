@@ -1,4 +1,4 @@
-"""Chains run in segments on several backends: results equal those of one backend, and segments get what they need."""
+"""Chains that run in segments on several backends give the results of one backend; segments get only what they need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class NamedTransforms(TorchBackend):
-    """A backend that runs transforms of some names with the reference, and records what each segment gets."""
+    """A backend that runs the transforms named by `names` with the reference, and records each segment's arguments."""
 
     name = "named"
 
@@ -55,7 +55,7 @@ def segment_runner(chain: T.Chain, names: set[str]) -> tuple[SegmentRunner, Name
 
 
 def run_segments(chain, names, batch, draws, **options):
-    """Return the result of the reference, that of the segments, and the backend."""
+    """Run the reference and the segments, and return both results and the backend."""
     expected = compile_stage(chain, device="cpu", **options)(batch, draws)
     runner, backend = segment_runner(chain, names)
     is_batch = isinstance(expected, torch.Tensor)
@@ -109,7 +109,7 @@ def test_on_finished_offers_a_backend_only_the_records_planned_for_it(make_image
     for names in ({"Normalize", "RandomErasing"}, {"Normalize", "MixUp"}, {"Normalize", "RandomErasing", "MixUp"}):
         expected, outputs, backend = run_segments(chain, names, ragged, draws)
         assert torch.equal(outputs, expected)
-        on_finished = backend.calls[-1][2]
+        _, _, on_finished = backend.calls[-1]
         offered = [] if on_finished is None else [record.name for record in on_finished.records]
         assert offered == [name for name in ("RandomErasing", "MixUp") if "RandomErasing" in names and name in names]
 

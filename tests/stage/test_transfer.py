@@ -1,6 +1,6 @@
 """Transfers of slots to a device, on a stand-in for a GPU.
 
-`tests/cuda` tests what only a GPU shows, and `tests/simulated` what happens if a device is late.
+`tests/cuda` tests transfers to a GPU, and `tests/simulated` tests devices that run behind the host.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_batch(ring, slot, used_bytes):
 
 @pytest.fixture
 def make_cuda_transfer(monkeypatch):
-    """A function that makes a ring and a CudaTransfer from it to a stand-in for a GPU."""
+    """A function that makes a ring, and a CudaTransfer from the ring to a stand-in for a GPU."""
 
     def make(*args, **kwargs):
         device = Device(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The fused backend: which transforms it runs, and what happens if it cannot run."""
+"""The fused backend: the transforms that it runs, and the warnings and errors if it cannot run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_interpreter = lacking.mark("Triton's interpreter", not INTERPRETED.value)
 
 
 def reasons_for_torch(*transforms):
-    """Return why torch runs transforms of a chain in place of the kernels, by their names."""
+    """Return the reason why torch runs a transform in place of the kernels, or None, for each transform's name."""
     plan = make_plan(T.Chain(transforms), FusedBackend(CPU))
     return {type(step.transform).__name__: step.reason for step in plan.steps}
 
@@ -87,7 +87,7 @@ def test_loader_raises_backend_error(monkeypatch, function, replacement, text):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")
 
 
-def select_backend(forced: bool):
+def select_backend(*, forced: bool):
     """Return the backend selected on a GPU, which this machine need not have."""
     device = torch.device("cuda:0")
     return _select("fused", device, TorchBackend(device), forced=forced)
@@ -99,7 +99,7 @@ def test_select_without_a_compiler_warns_once_and_uses_torch(monkeypatch, forced
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
     with pytest.warns(RuntimeWarning, match="'torch' is used on cuda:0, because fused cannot be used") as caught:
-        backend, note = select_backend(forced)
+        backend, note = select_backend(forced=forced)
     assert len(caught) == 1
     assert backend.name == "torch"
     assert note is not None
@@ -112,7 +112,8 @@ def test_select_if_the_trial_kernel_does_not_compile_warns_and_uses_torch(monkey
         "gpuload.stage.fused.runner.compile_trial_kernel", make_raising_function(OSError("ptxas is gone"))
     )
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: OSError: ptxas is gone"):
-        assert select_backend(forced)[0].name == "torch"
+        backend, _ = select_backend(forced=forced)
+    assert backend.name == "torch"
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["auto", "fused"])
@@ -120,22 +121,22 @@ def test_select_on_a_gpu_without_memory_raises_out_of_memory(monkeypatch, forced
     error = torch.cuda.OutOfMemoryError("CUDA out of memory")
     monkeypatch.setattr("gpuload.stage.fused.runner.compile_trial_kernel", make_raising_function(error))
     with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
-        select_backend(forced)
+        select_backend(forced=forced)
 
 
 def test_select_if_triton_cannot_be_imported_warns_and_uses_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpuload.stage.fused.runner", None)
     with pytest.warns(RuntimeWarning, match="Triton cannot compile a kernel for cuda:0: ModuleNotFoundError"):
-        assert select_backend(True)[0].name == "torch"
+        backend, _ = select_backend(forced=True)
+    assert backend.name == "torch"
 
 
 @needs_interpreter
 def test_plan_leaves_an_operation_without_a_kernel_to_torch(monkeypatch):
     monkeypatch.setattr(passes, "OPERATIONS", passes.OPERATIONS - {"solarize_add"})
     plan = compile_stage(T.Chain([T.TimmRandAugment("rand-m9")]), device="cpu", backend="fused").plan
-    assert [(step.backend, step.reason) for step in plan.steps] == [
-        ("torch", "the kernels do not support solarize_add")
-    ]
+    [step] = plan.steps
+    assert (step.backend, step.reason) == ("torch", "the kernels do not support solarize_add")
 
 
 @needs_interpreter
@@ -151,9 +152,10 @@ def test_operation_that_the_kernels_do_not_support_raises(make_batch, make_image
 def test_select_without_triton_raises_only_if_forced(monkeypatch):
     monkeypatch.setattr("gpuload.stage.fused.backend.find_spec", lambda name: None)
     with pytest.warns(RuntimeWarning, match="not installed; run `pip install triton`"):
-        assert select_backend(False)[0].name == "torch"
+        backend, _ = select_backend(forced=False)
+    assert backend.name == "torch"
     with pytest.raises(gl.BackendError, match="not installed"):
-        select_backend(True)
+        select_backend(forced=True)
 
 
 def test_compile_stage_on_the_cpu_chooses_torch_without_a_warning():

@@ -1,4 +1,4 @@
-"""Random erasing in kernels: the bits that the reference writes into finished images."""
+"""Random erasing in kernels writes the bits of the reference into finished images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIDE = 32
 
 @triton.jit
 def erase_tile(image_ptr, records_ptr, count, quantiles_ptr, height, width, CHANNELS: tl.constexpr, SIDE: tl.constexpr):
-    """Erase boxes of one image C×H×W of float32, tile by tile. Grid: tiles down, tiles across, images."""
+    """Erase boxes of one float32 C×H×W image, tile by tile. Grid: rows of tiles, columns of tiles, images."""
     ys = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     xs = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
     inside = (ys[:, None] < height) & (xs[None, :] < width)
@@ -53,7 +53,7 @@ def erasing_program(erasings, channels: int, size: tuple[int, int], count: int, 
 
 
 def erase_by_both(erasings, channels: int, size: tuple[int, int], count: int = 3, seed: int = 0) -> list[np.ndarray]:
-    """Return random finished images erased by the reference and by the kernel, and the images themselves."""
+    """Erase random finished images, and return the results of the reference and of the kernel, and the images."""
     return erase_program_by_both(erasing_program(erasings, channels, size, count, seed), channels, size, seed)
 
 
@@ -80,7 +80,7 @@ ERASING_OPTIONS = {"const": {"value": 0.3}, "pixel": {"value": "random"}, "rand"
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("counts", [(1, 1), (1, 4)], ids=["one box", "some boxes"])
 @pytest.mark.parametrize("kind", ERASING_OPTIONS)
-def test_erase_gives_the_bits_of_the_reference(kind, counts, channels):
+def test_erase_is_bit_identical_to_the_reference(kind, counts, channels):
     erasing = T.RandomErasing(1.0, scale=(0.1, 0.6), min_count=counts[0], max_count=counts[1], **ERASING_OPTIONS[kind])
     for seed, size in enumerate([(37, 45), (16, 16), (5, 64)]):
         expected, result, images = erase_by_both([erasing], channels, size, seed=seed)
@@ -106,13 +106,13 @@ def test_erase_gives_the_bits_of_the_reference(kind, counts, channels):
     ],
     ids=["a value for each channel", "some images", "no images", "several erasings"],
 )
-def test_erase_of_some_images_gives_the_bits_of_the_reference(erasings, count, expected_changes):
+def test_erase_of_some_images_is_bit_identical_to_the_reference(erasings, count, expected_changes):
     expected, result, images = erase_by_both(erasings, 3, (48, 31), count)
     np.testing.assert_array_equal(result, expected)
     assert set((result != images).any(axis=(1, 2, 3)).tolist()) == expected_changes
 
 
-def test_erase_of_boxes_at_the_edges_of_tiles_gives_the_bits_of_the_reference():
+def test_erase_of_boxes_at_the_edges_of_tiles_is_bit_identical_to_the_reference():
     program = erasing_program([T.RandomErasing(1.0, value=(5.0, 6.0, 7.0))], 3, (70, 65), 4)
     corners = [(69, 64, 1, 1), (32, 32, 1, 1), (31, 32, 2, 32), (0, 0, 32, 32)], [(31, 31, 1, 1), (63, 0, 1, 64)]
     boxes = np.zeros((2, 4, 4), np.int64)

@@ -1,4 +1,4 @@
-"""Constants of kernels, and rounding in kernels as in torch, in the interpreter too."""
+"""Constants of kernels equal the constants of jobs, and kernels round like torch, even in the interpreter."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_round_to_rounds_like_torch(dtype):
     else:
         parts = rng.normal(size=2048), rng.normal(scale=1e-3, size=1024), rng.integers(-300, 300, 1022), (0.0, -0.0)
         numbers = torch.from_numpy(np.concatenate(parts).astype(np.float32))
-        # Numbers in the middle between two numbers of eight bits are rounded to the even one.
-        numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * 1.00390625)
+        # Half of these numbers are in the middle between two bfloat16 numbers, and are rounded to the even one.
+        numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * (1 + 2**-8))
     rounded = torch.empty(4096, dtype=dtype, device=DEVICE)
     round_numbers[(1,)](numbers.to(DEVICE), rounded, SIZE=4096)
     assert torch.equal(rounded.cpu().view(torch.uint8), numbers.to(dtype).view(torch.uint8))

@@ -1,4 +1,4 @@
-"""Images as planes through entire chains on the fused kernels: the bits and launches of the same images H×W×C."""
+"""On the fused kernels, images stored as planes have the results and launches of the same images stored as H×W×C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ CHAINS = {
     "classic": [CROP, T.RandomHorizontalFlip(), TO_FLOAT, T.RandomErasing(0.8)],
     "flipped before": [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.Resize((9, 15), "bicubic"), TO_FLOAT],
     "cut": [T.RandomCrop(12), T.RandomRotate90(0.8), T.RandomHorizontalFlip()],
-    "listed": [T.RandomTranspose(), T.Resize((15, 16), "nearest"), T.Pad(3, padding_mode="reflect"), T.RandomCrop(12)],
+    "reflected": [
+        T.RandomTranspose(),
+        T.Resize((15, 16), "nearest"),
+        T.Pad(3, padding_mode="reflect"),
+        T.RandomCrop(12),
+    ],
     "warped": [T.RandomAffine(30, interpolation="bilinear", fill=7), T.CenterCrop(12)],
     "warped, cubic": [T.RandomPerspective(0.4, 0.8, interpolation="bicubic"), T.CenterCrop(12)],
     "warped, nearest": [T.RandomAffine(30, (0.2, 0.2)), T.CenterCrop(12)],
@@ -34,8 +39,8 @@ CHAINS = {
     "randaugment": [CROP, T.RandAugment(2), T.RandomApply([T.RandomErasing(1.0, value=9)]), TO_FLOAT],
     "mixed": [CROP, TO_FLOAT, T.RandomErasing(), T.CutMix(num_classes=3), T.RandomErasing(0.8, value=3.0)],
     "gray": [CROP, T.Grayscale(3), T.RandomInvert()],
-    "own": [T.CenterCrop(13), T.Lambda(lambda images: 255 - images), T.RandomEqualize(), TO_FLOAT],
-    "put together": [T.Mosaic((20, 20)), T.RandomCrop(12)],
+    "lambda": [T.CenterCrop(13), T.Lambda(lambda images: 255 - images), T.RandomEqualize(), TO_FLOAT],
+    "mosaic": [T.Mosaic((20, 20)), T.RandomCrop(12)],
 }
 
 
@@ -45,7 +50,7 @@ def generate_images(make_images, channels: int, *, same_size: bool) -> list[np.n
 
 @pytest.fixture
 def launches(monkeypatch) -> list[tuple[str, tuple[int, ...]]]:
-    """The kernels that read images, and their grids."""
+    """The launches of kernels that read images: the name of the kernel, and its grid."""
     launched = []
 
     class RecordedKernel:
@@ -76,7 +81,7 @@ def assert_same_bits(chain: T.Chain, inputs: tuple[RaggedImages, RaggedImages], 
 def test_planes_have_the_bits_and_launches_of_interleaved_images(make_images, launches, name, layout, channels):
     images = generate_images(make_images, channels, same_size=layout in DENSE)
     assert_same_bits(T.Chain(CHAINS[name]), interleaved_and_planes(images, layout, DEVICE), backend="fused")
-    half = len(launches) // 2
+    half = len(launches) // 2  # the launches for interleaved images come first
     assert launches[:half] == launches[half:] != []
 
 

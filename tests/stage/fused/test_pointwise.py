@@ -1,4 +1,4 @@
-"""Operations on single pixels in a kernel: the levels of the reference, in any order of operations."""
+"""Operations on single pixels in a kernel give the levels of the reference, in any order of operations."""
 
 # Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false
@@ -34,7 +34,7 @@ def apply_operations(
     CHANNELS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """Apply all operations to one image C×H×W of float32."""
+    """Apply all operations to one float32 C×H×W image."""
     ys = tl.arange(0, SIDE)
     xs = tl.arange(0, SIDE)
     inside = (ys[:, None] < height) & (xs[None, :] < width)
@@ -57,7 +57,7 @@ def apply_operations(
 
 
 def run_kernel(image: np.ndarray, operations, tables=None) -> np.ndarray:
-    """Apply operations (code, values …) to an image C×H×W."""
+    """Apply operations (code, values …) to a C×H×W image by the kernel."""
     channels, height, width = image.shape
     levels = torch.from_numpy(image.astype(np.float32)).to(DEVICE)
     values = np.zeros((len(operations), VALUES))
@@ -102,7 +102,7 @@ def varied_images(channels: int = 3) -> list[np.ndarray]:
     ]
 
 
-# Factors in steps, as in policies: their products with integers are next to integers.
+# Round factors, as in policies, because their products with integers are close to integers.
 FACTORS = (0.0, 1e-7, 0.1, 0.3, 0.49999997, 0.5, 0.7, 1.0, 1.12, 1.3, 1.6, 1.7, 1.9, 3.0)
 OPERATION_CASES = [
     *[("brightness", factor) for factor in FACTORS],
@@ -132,11 +132,11 @@ def test_saturation_rounds_both_its_product_and_its_sum():
     """Rounding only the sum would change 1070 of the 65,536 pairs with a factor of 1.6, and 701 with 1.7."""
     reds, grays = np.meshgrid(np.arange(256), np.arange(256))
     gray = grays.astype(np.uint8)
-    # Green and blue make the luma the gray level, or nearly.
+    # With these levels of green and blue, the luma is the gray level, or close to it.
     green_and_blue = np.clip(np.rint((gray - 0.299 * reds) / 0.701), 0, 255)
     image = np.stack([reds, green_and_blue, green_and_blue]).astype(np.uint8)
     for factor in (1.6, 1.7):
-        # For a block of 256×256, hundreds of levels in a thread, Triton would take minutes to compile.
+        # Triton would take minutes to compile a block of 256×256, which has hundreds of levels per thread.
         for part in (part for rows in np.split(image, 4, axis=1) for part in np.split(rows, 4, axis=2)):
             operation = [(code("saturation"), factor)]
             np.testing.assert_array_equal(run_kernel(part, operation), reference_levels(part, operation))
@@ -168,7 +168,7 @@ def test_operate_applies_operations_in_any_order(channels):
         without_identity = [entry for entry in order if entry[0] != code("identity")]
         results.append(run_kernel(image, order))
         np.testing.assert_array_equal(results[-1], reference_levels(image, without_identity))
-    assert any((result != results[0]).any() for result in results[1:])
+    assert len({result.tobytes() for result in results}) > 1, "the order of operations has no effect"
 
 
 @pytest.mark.parametrize("channels", [1, 3])

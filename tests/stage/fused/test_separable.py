@@ -1,4 +1,4 @@
-"""Weights in kernels: the bits of the reference for a resize, and those of a reflected image for a blur."""
+"""Weights in kernels are bit-identical to the reference for a resize, and close to a reflected image for a blur."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pack_jobs(job_list: list[dict[int, int]]) -> np.ndarray:
 
 
 def make_weights(job_list: list[dict[int, int]], sigmas: list[tuple[float, float]] | None = None):
-    """Return the weights of each job's columns, (columns, width), and of its rows, (rows, height)."""
+    """Make the weights of each job's columns, (columns, width), and rows, (rows, height)."""
     ints = pack_jobs(job_list)
     kind = int(ints[0, jobs.KIND])
     floats = np.zeros((len(job_list), jobs.FLOATS))
@@ -103,12 +103,12 @@ def reference_weights(job: dict[int, int], axis: int, name: str) -> np.ndarray:
     for tap in range(weights.shape[2]):
         dense[np.arange(count), first_pixels[0] + tap] += weights[0, :, tap]
     inside = dense[:, corner : corner + length]
-    assert inside.sum() == dense.sum()  # the source has all that the window needs
+    assert inside.sum() == dense.sum(), "the source lacks pixels that the window needs"
     return inside
 
 
 @pytest.mark.parametrize("name", ["bilinear", "bicubic"])
-def test_resize_weights_have_the_bits_of_the_reference(name):
+def test_resize_weights_are_bit_identical_to_the_reference(name):
     rng = np.random.default_rng(7)
     job_list = []
     for number in range(20):
@@ -140,7 +140,7 @@ def test_resize_weights_of_a_mirrored_result_are_reversed():
         ((40, 33), (9, 5), (2.4, 1.1)),
         ((20, 21), (23, 23), (2.0, 7.0)),
         ((6, 5), (23, 31), (6.0, 7.0)),  # mirrored more than once
-        ((5, 9), (9, 17), (2.0, 3.0)),  # as far as the last pixel
+        ((5, 9), (9, 17), (2.0, 3.0)),  # mirrored as far as the opposite border
         ((1, 2), (5, 5), (1.0, 3.0)),
         ((17, 1), (1, 7), (1.0, 0.5)),
     ],

@@ -1,4 +1,4 @@
-"""Level tables of contrast, equalize and autocontrast in kernels: the reference's for each level."""
+"""Level tables of contrast, equalize and autocontrast in kernels equal the reference's for each level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def varied_images(channels: int) -> list[np.ndarray]:
-    """Generate H×W×C images: random, of one color, nearly black, bright, of two levels, and of one pixel or few."""
+    """Generate H×W×C images: random, of one color, nearly black, bright, of two levels, and of one or few pixels."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (61, 47, channels), np.uint8),
@@ -32,7 +32,7 @@ def varied_images(channels: int) -> list[np.ndarray]:
 
 
 def make_tables(images: list[np.ndarray], names: list[str], factors: list[float], gap: int = 0) -> np.ndarray:
-    """Return the tables of images stored one after the other."""
+    """Make the tables of images stored one after another, with `gap` unused bytes before each image."""
     jobs, parts, offset = [], [], 0
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
@@ -51,7 +51,7 @@ def make_tables(images: list[np.ndarray], names: list[str], factors: list[float]
 
 
 def apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the image's levels after the table, C×H×W."""
+    """Look the image's levels up in its table, C×H×W."""
     return np.stack([row[plane] for row, plane in zip(table, image.transpose(2, 0, 1), strict=False)])
 
 
@@ -84,7 +84,7 @@ def test_level_tables_equal_the_references_for_absent_levels_too(channels):
 
 
 def test_autocontrast_tables_equal_the_references_for_all_ranges():
-    """An image of two pixels has a pair of ends in each of its three channels."""
+    """Each channel of an image of two pixels has one range."""
     lowest_and_highest = np.array(
         [(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)]
     )
@@ -96,7 +96,7 @@ def test_autocontrast_tables_equal_the_references_for_all_ranges():
 
 
 def test_level_tables_of_several_operations_and_sizes_equal_the_references():
-    """Images that need several programs and rounds are between small ones, with gaps."""
+    """Images that need several programs and rounds are stored between small images, with gaps."""
     rng = np.random.default_rng(0)
     sizes = [(64, 64), (9, 1), (181, 193), (150, 90), (2, 31)]
     names = ["equalize", "contrast", "contrast", "autocontrast", "equalize"]

@@ -39,10 +39,9 @@ KERNEL_FUNCTIONS = {
 
 
 def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what Triton compiles a kernel again for.
+    """Return the properties of a launch for which Triton compiles a kernel again.
 
-    These are constants and options, types of pointers and whether they are aligned, and whether numbers are 1 or
-    divisible by 16.
+    These are constants and options, the types and alignment of pointers, and whether numbers are 1 or divisible by 16.
     """
     unspecialized = kernel.kwargs["do_not_specialize"] or []
     unaligned = kernel.kwargs["do_not_specialize_on_alignment"] or []
@@ -59,7 +58,7 @@ def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) 
 
 
 class RecordedKernel:
-    """A kernel whose launches are recorded and not run."""
+    """A kernel whose launches are recorded instead of run."""
 
     def __init__(self, kernel: Any, launched: set[Any]) -> None:
         self.kernel, self.launched = kernel, launched
@@ -105,7 +104,7 @@ def load_three_epochs(options: dict[str, Any]) -> Iterator[Any]:
 
 
 KERNEL_CASES = [name for name, case in CASES.items() if "fused" in case.runs and case.drive is None]
-# Without a Normalize that shows it, these images have one channel.
+# Images of one channel, in chains without a Normalize that shows the number of channels.
 GRAY_CASES = ("grey", "several_images")
 
 
@@ -122,7 +121,7 @@ CHAINS = {
         T.Resize((16, 16)),
     ],
     "any order": [T.RandomOrder([T.RandomSolarize(99), T.RandomAutocontrast(), T.RandomRotation(9)]), T.CenterCrop(12)],
-    "one of them": [
+    "random choice": [
         T.RandomResizedCrop(16),
         T.RandomChoice([T.RandAugment(2), T.TrivialAugmentWide(), T.RandomCrop(16, padding=4)]),
     ],
@@ -133,15 +132,15 @@ CHAINS = {
         T.RandomTranspose(),
         T.RandomEqualize(),
     ],
-    "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
-    "a crop of more than there is": [T.Resize(12), T.CenterCrop(16)],
+    "only crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
+    "a crop larger than the image": [T.Resize(12), T.CenterCrop(16)],
     "a crop after a turn": [T.Resize((20, 10)), T.RandomTranspose(0.5), T.CenterCrop((20, 10))],
     "colors first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
-    "a call for some": [
+    "a Lambda for some images": [
         T.RandomResizedCrop(16),
         T.RandomOrder([T.RandomApply([T.Lambda(torch.neg, per="image")]), T.GaussianBlur(3), T.RandomEqualize()]),
     ],
-    "a call for all": [T.Resize((16, 16)), T.Lambda(torch.neg), T.RandomAutocontrast(), T.GaussianBlur(3)],
+    "a Lambda for all images": [T.Resize((16, 16)), T.Lambda(torch.neg), T.RandomAutocontrast(), T.GaussianBlur(3)],
 }
 CONVERSIONS = {
     "levels": [],
@@ -157,7 +156,7 @@ CONVERSIONS = {
 def test_prepare_compiles_all_kernels_for_any_batch_size_and_draw(
     launched, compiled, make_images, make_batch, chain, conversion, memory_format
 ):
-    """Batches have one image or four, of many sizes."""
+    """Batches have one or four images of many sizes."""
     chain, stage = prepare([*CHAINS[chain], *CONVERSIONS[conversion]], memory_format=memory_format)
     for first in range(12):
         images = make_images(first, 1 + 3 * (first % 2), low=16, high=30)
@@ -191,7 +190,7 @@ def test_prepare_compiles_all_kernels_for_any_epoch(launched, compiled, make_ima
 
 
 RESULT_SIZE = 8
-# The images of the recipes: some need no resize, some no crop, and some are smaller than the result.
+# Of these images, some need no resize, some need no crop, and some are smaller than the result.
 IMAGE_SIZES = [(RESULT_SIZE, RESULT_SIZE), (RESULT_SIZE + 1, RESULT_SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]
 
 
@@ -226,7 +225,7 @@ def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, is_
             self.number = number
 
         def compile(self) -> None:
-            assert set(kernel_of_all.device_caches) == {0}, "made by two threads, one would be lost"
+            assert set(kernel_of_all.device_caches) == {0}, "two threads could create the cache, and one would be lost"
             compiled_numbers.append(self.number)
             if self.number == 1:
                 raise RuntimeError("a failure here is raised again by the launch")

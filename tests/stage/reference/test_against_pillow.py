@@ -1,4 +1,4 @@
-"""Chains give what their transforms give one by one, applied by Pillow to the complete image."""
+"""Chains are close to their transforms applied one by one, by Pillow, to the complete image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def apply_by_pillow(transform, params, row: int, image: np.ndarray) -> np.ndarray:
-    """Apply one transform to one image: by Pillow if the image is uint8, else in float64."""
+    """Apply one transform to one image, by Pillow if the image is uint8, and otherwise in float64."""
     if isinstance(transform, T.ToDtype):
         return image / (255 if transform.scale else 1)
     if isinstance(transform, T.Normalize):
@@ -54,7 +54,7 @@ def test_evaluation_recipe_on_photographs_is_within_two_levels_of_pillow(photo_a
         resized = Image.fromarray(array).resize((width, height), Image.BILINEAR)
         expected = np.asarray(resized)[top : top + 224, left : left + 224].astype(int)
         assert abs(to_float64_hwc(result[row]) - expected).max() <= 2
-    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # only regions were decoded
+    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all(), "an entire image was decoded"
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -67,7 +67,7 @@ def test_training_recipe_on_photographs_is_within_two_levels_of_pillow(photo_arr
 
 
 def random_chain(rng: np.random.Generator) -> T.Chain:
-    """Up to six transforms in any possible order."""
+    """Make a chain of one to five random transforms, a conversion, and sometimes a flip after it."""
     interpolation = str(rng.choice(["nearest", "bilinear", "bicubic"]))
     side, other_side = (int(number) for number in rng.integers(8, 70, 2))
     mode = str(rng.choice(["constant", "edge", "reflect", "symmetric"]))
@@ -107,9 +107,9 @@ def test_random_chains_are_close_to_pillow_and_the_same_in_regions(seed, make_im
         assert difference.max() <= limit
         assert difference.mean() <= 0.03 * (1 + resizes) * (1 + jitters)
 
-    # The decoded regions give the bits of complete images.
+    # The results of decoded regions are bit-identical to those of complete images.
     results_uncut = stage(*make_batch(chain, images, uncut=True, key=epoch_key(seed, 0)))
-    assert all(torch.equal(image, expected) for image, expected in zip(results, results_uncut, strict=True))
+    torch.testing.assert_close(results, results_uncut, rtol=0, atol=0)
 
     # Batched operations, which run on CUDA, are within the same limit.
     results_batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
@@ -118,7 +118,7 @@ def test_random_chains_are_close_to_pillow_and_the_same_in_regions(seed, make_im
 
 
 def values_of_0_and_1(chain: T.Chain) -> np.ndarray:
-    """Return what 0 and one level become at the end of the chain, per channel."""
+    """Return the values of the levels 0 and 1 after the chain's conversions, in the first channel."""
     image = np.array([[[0] * 3], [[1] * 3]], np.uint8)
     for transform in chain:
         if isinstance(transform, T.ToDtype | T.Normalize):

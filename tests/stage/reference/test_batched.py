@@ -1,4 +1,4 @@
-"""`PixelSource` and `Branches`: levels are read in place or gathered, and images of a batch are changed in groups."""
+"""`PixelSource` reads levels in place or gathers them, and `Branches` changes the images of a batch in groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_to_dense_gathers_selected_flipped_cut_and_ragged_images(channels):
 
 
 def images_of_letters(text_of: str) -> PixelSource:
-    """Make images of one pixel, one for each letter."""
+    """Make one image of one pixel for each letter."""
     return PixelSource.from_dense(torch.tensor([*text_of.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
@@ -55,7 +55,8 @@ def test_branches_change_their_rows_and_restore_the_order():
     branches = Branches(images_of_letters("abcdef"))
     branches.change(np.array([1, 3, 5]), to_upper)
     branches.change(np.array([], np.int64), to_upper)
-    branches.change(np.array([0, 1, 2]), lambda images: images_of_letters(text_of(images)[::-1]))  # rows of both groups
+    # These rows are of both groups.
+    branches.change(np.array([0, 1, 2]), lambda images: images_of_letters(text_of(images)[::-1]))
     branches.change(None, lambda images: images_of_letters(text_of(images).replace("F", "x")))
     assert text_of(branches.take_all()) == "cBaDex"
 

@@ -1,4 +1,4 @@
-"""Color operations against Pillow, on random images and extreme levels, in batches and one by one."""
+"""Color operations are equal or close to Pillow's on random images and extreme levels, in batches and one by one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpuload.stage.reference.color import ADJUST, single_colors
 from gpuload.stage.reference.operations import OPERATIONS, image_operations
 from gpuload.transforms.program.ops import VALUES, Ops, code
 
-# Round factors, which users write, and RandAugment's. Their products with differences of levels are close to integers,
-# so that truncation shows an error in the last bit; with random factors, it hardly ever does.
+# Round factors, which users write, and RandAugment's factors. Their products with differences of levels are close to
+# integers, so that truncation reveals an error in the last bit, which random factors hardly ever reveal.
 TENTHS = [tenth / 10 for tenth in range(41)]
 RANDAUGMENT_FACTORS = [1 + sign * strength for strength in torch.linspace(0, 0.9, 31).tolist() for sign in (1, -1)]
 BLENDING = ("brightness", "contrast", "saturation", "sharpness")
 FACTORS = {name: [*TENTHS, *RANDAUGMENT_FACTORS] for name in BLENDING} | {"hue": [step / 20 for step in range(-10, 11)]}
-# How far a level may be from Pillow's, and how many levels of an image may be. Contrast's mean may round to another
-# level, and its guard moves blends that are just below an integer: 2% of an image's levels with a factor of 1.2, fewer
-# with 2.4, and none with the other factors. Hue and saturation are rounded to 8 bits on the way, and a step of the hue
-# is up to 6 levels.
+# The greatest difference of a level from Pillow's, and the greatest share of an image's levels that differ. Contrast's
+# mean may round to another level, and its guard moves blends that are just below an integer: 2% of an image's levels
+# with a factor of 1.2, fewer with 2.4, and none with all other factors. Pillow rounds hue and saturation to 8 bits in
+# between, and a step of the hue is up to 6 levels.
 LIMITS = {"contrast": (1, 0.03), "hue": (6, 0.01)}
 EXACT = (0, 0)
 
@@ -34,7 +34,7 @@ def apply_pillow(image: np.ndarray, name: str, factor: float) -> np.ndarray:
 
 
 def gray_and_blue_pairs() -> np.ndarray:
-    """Return an image with nearly all pairs of a gray level and a level of blue that a color can have."""
+    """Return an image with almost all pairs of a gray level and a level of blue that a color can have."""
     blue, gray = np.meshgrid(np.arange(256), np.arange(256))
     red = np.clip(np.rint((gray - 0.114 * blue) / 0.886), 0, 255)
     return np.stack([red, red, blue], axis=-1).astype(np.uint8)
@@ -117,7 +117,7 @@ def test_adjust_of_a_batch_is_bit_identical_to_each_image(make_images):
 
 
 def test_contrast_at_the_edge_of_a_level_is_the_same_on_both_runners():
-    """Both runners must compute the sum in the same way: its last bit decides between 79 and 80."""
+    """Both runners must compute the sum in the same order, because its last bit decides between 79 and 80."""
     image = np.repeat(np.array([[79, 91]], np.uint8), 3, axis=0)[:, :, None].repeat(3, axis=2)  # its mean is 85
     factors = (5 + 1e-4) / 6 + np.arange(-200, 200) * 1e-8  # 85 + (79 - 85) · factor, and the guard, is about 80
     transform = T.ColorJitter(contrast=0.5)

@@ -1,4 +1,4 @@
-"""Color transforms: the same results from both runners, on images of any size with one channel or three."""
+"""Color transforms give the same results on both runners, for images of any size with one or three channels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def run_both(run_stage):
 def test_noise_has_the_distribution_of_torchvisions(run_both, runner, mean, sigma):
     images = [np.full((100, 120, 3), 128, np.uint8)] * 2
     first_image, second_image = run_both([T.GaussianNoise(mean, sigma)], images)[runner]
-    assert abs(np.corrcoef(first_image.ravel(), second_image.ravel())[0, 1]) < 4 / first_image.size**0.5
+    [[_, correlation], _] = np.corrcoef(first_image.ravel(), second_image.ravel())
+    assert abs(correlation) < 4 / first_image.size**0.5  # four standard deviations
     # torchvision truncates the noise to integers before it adds it to uint8 images.
     numbers = np.random.default_rng(0).standard_normal(first_image.size)
     expected = np.clip(128 + np.trunc(mean * 255 + numbers * sigma * 255), 0, 255)
@@ -52,7 +53,7 @@ def test_noise_has_the_distribution_of_torchvisions(run_both, runner, mean, sigm
     ids=lambda transform: type(transform).__name__,
 )
 def test_color_transform_of_a_gray_image_keeps_one_channel(make_images, run_both, transform):
-    """As in torchvision, saturation, hue and the order of channels do not change it."""
+    """As in torchvision, saturation, hue and the order of channels do not change a gray image."""
     images = make_images(2, 3, channels=1)
     single_images, batched_images = run_both([transform], images)
     for image, single, batched in zip(images, single_images, batched_images, strict=True):
@@ -153,7 +154,7 @@ def test_stretch_table_equals_pillows_autocontrast_for_all_ranges():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_equalize_table_equals_pillows_for_any_histogram(seed):
+def test_equalize_table_equals_pillows_table_for_any_histogram(seed):
     rng = np.random.default_rng(seed)
     size = tuple(rng.integers(1, 60, 2))
     deviation = rng.choice([0.5, 5, 50, 500])
@@ -173,7 +174,7 @@ def test_blur_weights_are_integers_that_sum_to_weight_scale(width, sigma):
     assert len(weights) <= width
     density = np.exp(-0.5 * ((np.arange(width) - width // 2) / sigma) ** 2)
     density = density[(width - len(weights)) // 2 :][: len(weights)] / density.sum()
-    # Each weight is rounded, and the middle one makes up for the sum.
+    # Each weight is rounded, and the weight in the middle compensates for the sum of the rounding errors.
     assert abs(np.delete(weights / WEIGHT_SCALE - density, len(weights) // 2)).max(initial=0) <= 0.5 / WEIGHT_SCALE
     assert abs(weights / WEIGHT_SCALE - density).max() <= 0.5 * width / WEIGHT_SCALE
 

@@ -1,4 +1,4 @@
-"""Warps: Pillow's pixels to the last bit, in batches and one by one, in windows and entire images, and for masks."""
+"""Warps equal Pillow to the last bit, in batches and one by one, in windows and entire images, and for masks."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_window_of_a_warp_equals_the_window_of_the_entire_result(number, same_si
     results = compile_stage(chain, device="cpu")(ragged, draws)
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     np.testing.assert_array_equal(batched, results)
-    # Apply one transform after the other, each to the complete result of the one before.
+    # Apply each transform to the complete result of the transform before it.
     for row, image in enumerate(images):
         for index, transform in enumerate(chain.transforms):
             step_draws = draws.part(draws.place_of(index), draws.place_of(index + 1)).take(np.array([row]))
@@ -165,7 +165,7 @@ MASK_CHAINS = [
 @pytest.mark.parametrize("number", range(len(MASK_CHAINS)))
 @pytest.mark.parametrize("channels", [1, 3, 300])
 def test_masks_of_many_channels_move_by_the_nearest_pixel_on_both_runners(number, channels):
-    """Each channel moves as if it were alone, and no new value appears."""
+    """Each channel moves as if it were the only channel, and no new value appears."""
     chain = T.Chain(MASK_CHAINS[number])
     rng = np.random.default_rng(number)
     masks = [rng.integers(100, 130, (rng.integers(40, 60), 50, channels), np.uint8) for _ in range(4)]
