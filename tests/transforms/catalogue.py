@@ -26,27 +26,29 @@ BEGIN, END = "<!-- table: python tests/transforms/catalogue.py -->", "<!-- end o
 
 def signature(kind: type) -> str:
     """Return the arguments with their defaults."""
-    shown, keyword_only = [], False
+    arguments, keyword_only = [], False
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
-            shown.append("*")
+            arguments.append("*")
             keyword_only = True
-        shown.append(name if parameter.default is inspect.Parameter.empty else f"{name}={plain(parameter.default)}")
-    return f"{kind.__name__}({', '.join(shown)})"
+        arguments.append(
+            name if parameter.default is inspect.Parameter.empty else f"{name}={format_default(parameter.default)}"
+        )
+    return f"{kind.__name__}({', '.join(arguments)})"
 
 
-def plain(value: Any) -> str:
+def format_default(value: Any) -> str:
     if isinstance(value, tuple) and any(isinstance(number, float) for number in value):
         return f"({', '.join(f'{number:.4g}' for number in value)})"
     return repr(value)
 
 
-def states(kind: Any) -> str:
+def works_on(kind: Any) -> str:
     """Return the kinds of values that a transform works on."""
     if not isinstance(kind.works_on, tuple):
         return "integers" if kind is T.ToDtype else "as the contained transforms"
-    short = {"uint8": "integers", "float": "floats", "normalized": "normalised"}
-    return ", ".join(short[state] for state in kind.works_on)
+    words = {"uint8": "integers", "float": "floats", "normalized": "normalised"}
+    return ", ".join(words[state] for state in kind.works_on)
 
 
 def table() -> str:
@@ -54,7 +56,7 @@ def table() -> str:
     rows = ["| transform | works on | compared with torchvision |", "| --- | --- | --- |"]
     for name, spec in sorted(SPECS.items()):
         kind = getattr(T, name)
-        rows.append(f"| `{signature(kind)}` | {states(kind)} | {spec.note or 'the same'} |")
+        rows.append(f"| `{signature(kind)}` | {works_on(kind)} | {spec.note or 'the same'} |")
     return "\n".join(rows)
 
 

@@ -9,7 +9,7 @@ from transforms.drawing import SAMPLES, draw
 from gpuload import transforms as T
 
 
-def test_equivalent_arguments_give_equal_colour_transforms():
+def test_equivalent_arguments_give_equal_color_transforms():
     assert T.GaussianBlur(3) == T.GaussianBlur([3]) == T.GaussianBlur((3, 3), [0.1, 2.0])
     assert T.GaussianBlur(3, 2) == T.GaussianBlur(3, (2.0,)) == T.GaussianBlur(3, (2, 2))
     assert T.RandomSolarize(128) == T.RandomSolarize(128.0, 0.5)
