@@ -59,7 +59,6 @@ CASES: dict[str, Case] = {}
 
 
 def case(**options: Any) -> Callable[[Callable[[Samples], dict[str, Any]]], Callable[[Samples], dict[str, Any]]]:
-    """Register a function as a case."""
 
     def add(make: Callable[[Samples], dict[str, Any]]) -> Callable[[Samples], dict[str, Any]]:
         name = make.__name__
@@ -598,12 +597,7 @@ def to_grey(samples: Samples) -> dict[str, Any]:
 @case()
 def four_channels(samples: Samples) -> dict[str, Any]:
     dataset = samples.make(lambda number: gl.Encoded(samples.png(number, "RGBA"), mode="RGBA"), odd=True)
-    chain = [
-        T.RandomResizedCrop((18, 22)),
-        T.RandomHorizontalFlip(),
-        T.Pad(1, 5),
-        T.ToDtype("float32", scale=True),
-    ]
+    chain = [T.RandomResizedCrop((18, 22)), T.RandomHorizontalFlip(), T.Pad(1, 5), T.ToDtype("float32", scale=True)]
     return {"dataset": dataset, "transforms": chain}
 
 

@@ -89,14 +89,10 @@ def decoders_differ() -> bool:
 
 
 def _difference(parts: tuple[str, ...]) -> str | None:
-    recorded_parts, current_parts = recorded()["environment"], environment()
-    if current_parts["nvimgcodec"] is None:  # simplejpeg then decodes the same pixels
+    old, new = recorded()["environment"], environment()
+    if new["nvimgcodec"] is None:  # simplejpeg then decodes the same pixels
         parts = tuple(part for part in parts if part != "nvimgcodec")
-    texts = [
-        f"{part} is {current_parts[part]}, recorded with {recorded_parts[part]}"
-        for part in parts
-        if recorded_parts[part] != current_parts[part]
-    ]
+    texts = [f"{part} is {new[part]}, recorded with {old[part]}" for part in parts if old[part] != new[part]]
     return "; ".join(texts) or None
 
 

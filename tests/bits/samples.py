@@ -132,5 +132,4 @@ class Stream:
 
 
 def collate_to_lists(samples: list[Any]) -> Any:
-    """Collate images and labels into lists."""
     return {"images": [image for image, _ in samples], "labels": [label for _, label in samples], "count": len(samples)}

@@ -16,23 +16,18 @@ CASES_AND_RUNS = [(name, run) for name, case in CASES.items() for run in case.ru
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
 # The cases that run on every backend in `make test`; `make test-all` runs all cases on every backend. Results are also
 # compared with Pillow's and the reference's, and on Kornia and DALI with their libraries' functions, by other tests.
-ALWAYS_ON_ALL_BACKENDS = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
+ON_ALL_BACKENDS = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
 SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    if name in WITH_WORKERS:
-        return [pytest.mark.processes]
-    return [pytest.mark.slow] if name in SLOW else []
+    return [pytest.mark.processes] * (name in WITH_WORKERS) + [pytest.mark.slow] * (name in SLOW)
 
 
 def case_param(name: str, run: str) -> Any:
     marks = marks_of(name)
-    if (
-        run in ("batched", "kornia", "dali")
-        and {"kornia", "dali"} & {*CASES[name].runs}
-        and name not in ALWAYS_ON_ALL_BACKENDS
-    ):
+    runs_on_libraries = {"kornia", "dali"} & {*CASES[name].runs}
+    if run in ("batched", "kornia", "dali") and runs_on_libraries and name not in ON_ALL_BACKENDS:
         marks.append(pytest.mark.exhaustive)
     return pytest.param(name, run, marks=marks, id=f"{name}/{run}")
 

@@ -28,7 +28,6 @@ CONTAINED_LEVELS: dict[str, Any] = {name: LEVELS[name] for name in LEVELS if nam
 
 
 def containers(children: Any) -> Any:
-    """Make a strategy for transforms that contain others."""
     lists = st.lists(children, min_size=1, max_size=3)
     return st.one_of(
         st.builds(T.RandomApply, lists, chances),
@@ -40,7 +39,7 @@ def containers(children: Any) -> Any:
 
 contained = st.sampled_from(sorted(CONTAINED_LEVELS)).flatmap(CONTAINED_LEVELS.__getitem__)
 composite = containers(st.one_of(contained, contained, containers(contained)))
-# Of about 90 entries, 12 are containers.
+# "containers" is not a name in LEVELS, so it stands for a composite.
 any_level = st.sampled_from([*LEVELS] * 2 + ["containers"] * 12).flatmap(lambda name: LEVELS.get(name, composite))
 
 erasing = st.one_of(
@@ -123,15 +122,14 @@ def chain_examples(draw: Any, *, max_length: int = 5, max_images: int = 3, max_s
     end = draw(st.sampled_from(["levels", "floats", "normalized", "mixed"]))
     if end == "mixed":
         transforms.append(draw(st.one_of(LEVELS["CenterCrop"], st.builds(T.Resize, pairs, any_filter))))
-    final_channels = next((t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), channels)
+    result_channels = next(
+        (t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), channels
+    )
     if end != "levels":
         conversion = [T.ToDtype("float32", scale=True)] if end == "floats" or draw(st.booleans()) else []
-        normalization = (
-            [T.Normalize((0.4, 0.5, 0.3)[:final_channels], (0.25, 0.2, 0.3)[:final_channels])]
-            if end != "floats"
-            else []
-        )
-        transforms += [*conversion, *normalization, *draw(st.lists(any_finished, max_size=2))]
+        mean, std = (0.4, 0.5, 0.3)[:result_channels], (0.25, 0.2, 0.3)[:result_channels]
+        normalize = [T.Normalize(mean, std)] if end != "floats" else []
+        transforms += [*conversion, *normalize, *draw(st.lists(any_finished, max_size=2))]
     if end == "mixed":
         transforms.append(draw(mixing))
     try:

@@ -100,7 +100,7 @@ def check_steps(example: Example, backend: str, levels: T.Program, transforms: S
         inputs = RaggedImages.from_arrays(images)
         expected = run_chain("torch", chain, step, inputs)
         allowed = [bound(steps, step, row) for row in range(len(step))]
-        description = f"transform {number + 1}, {transform!r}"
+        label = f"transform {number + 1}, {transform!r}"
         if not is_exact:  # otherwise, the comparison of the complete chain covers these transforms
             remaining, remaining_chain = sub_chain(levels, transforms, number, len(transforms))
             remaining_allowed = [bound(steps, remaining, row) for row in range(len(remaining))]
@@ -112,9 +112,9 @@ def check_steps(example: Example, backend: str, levels: T.Program, transforms: S
                     run_chain(backend, remaining_chain, remaining, inputs),
                     remaining_allowed,
                     None,
-                    description,
+                    label,
                 )
-        compare(example, expected, run_chain(backend, chain, step, inputs), allowed, None, description)
+        compare(example, expected, run_chain(backend, chain, step, inputs), allowed, None, label)
         is_exact = not any(allowed)
         images = [image.permute(1, 2, 0).contiguous().numpy() for image in expected]
 
@@ -122,13 +122,10 @@ def check_steps(example: Example, backend: str, levels: T.Program, transforms: S
 def sub_chain(program: T.Program, transforms: Sequence[Transform], start: int, end: int) -> tuple[T.Program, T.Chain]:
     """Return the program and the chain of transforms `start` to `end`, without those that convert levels to floats."""
     numbers = [number for number in range(start, end) if not transforms[number].output_state]
-    sub_chain = program.part(program.place_of(start), program.place_of(end))
-    records = [
-        replace(record, step=numbers.index(record.step)) for record in sub_chain.records if record.step in numbers
-    ]
-    return T.Program(tuple(records), sub_chain.sizes_hw, sub_chain.results_hw), T.Chain(
-        [transforms[number] for number in numbers]
-    )
+    part = program.part(program.place_of(start), program.place_of(end))
+    records = [replace(record, step=numbers.index(record.step)) for record in part.records if record.step in numbers]
+    chain = T.Chain([transforms[number] for number in numbers])
+    return T.Program(tuple(records), part.sizes_hw, part.results_hw), chain
 
 
 def compare(
@@ -137,7 +134,7 @@ def compare(
     results: list[Any],
     allowed: list[float],
     finishing: T.Program | None,
-    description: str,
+    label: str,
 ) -> None:
     scale = level_sizes(example, expected[0])
     is_mixed = finishing is not None and finishing.mix is not None
@@ -145,17 +142,15 @@ def compare(
         partners = [row ^ 1 if row ^ 1 < len(allowed) else row for row in range(len(allowed))]
         allowed = [max(allowed[row], allowed[partner]) for row, partner in enumerate(partners)]
     for row, (image, result) in enumerate(zip(expected, results, strict=True)):
-        assert image.shape == result.shape, (
-            f"{description}: image {row} is {tuple(result.shape)}, not {tuple(image.shape)}"
-        )
-        assert image.dtype == result.dtype, f"{description}: image {row} is {result.dtype}, not {image.dtype}"
+        assert image.shape == result.shape, f"{label}: image {row} is {tuple(result.shape)}, not {tuple(image.shape)}"
+        assert image.dtype == result.dtype, f"{label}: image {row} is {result.dtype}, not {image.dtype}"
         difference = (image.double() - result.double()).abs()
         limit = torch.full_like(difference, allowed[row]) * scale
         if image.dtype != torch.uint8:
             limit += SUM_TOLERANCE + (image.double().abs() + limit) * EPSILONS[image.dtype]
         exceeds_limit = difference > limit
         assert not exceeds_limit.any(), (
-            f"{description}: image {row} is {difference.max():g} off ({image.dtype}), "
+            f"{label}: image {row} is {difference.max():g} off ({image.dtype}), "
             f"{int(exceeds_limit.sum())} of {difference.numel()} numbers by more than {limit[exceeds_limit].min():g}"
         )
 

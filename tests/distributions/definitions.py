@@ -1,7 +1,4 @@
-"""The draws of transforms as columns of numbers, and simulations of the draws that must have the same distribution.
-
-Functions named `…_columns` get a program and return its draws; functions named `simulate_…` get a generator.
-"""
+"""The draws of transforms (`…_columns`), and simulations that must have the same distribution (`simulate_…`)."""
 
 from __future__ import annotations
 

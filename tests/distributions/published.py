@@ -126,15 +126,9 @@ def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float, p: 
     if rng.uniform() >= p:
         distortion = 0
     max_shift_x, max_shift_y = int(distortion * (width // 2)), int(distortion * (height // 2))
-    left, right = (
-        (lambda: int(rng.integers(0, max_shift_x + 1))),
-        (lambda: int(rng.integers(width - max_shift_x - 1, width))),
-    )
-    top, bottom = (
-        (lambda: int(rng.integers(0, max_shift_y + 1))),
-        (lambda: int(rng.integers(height - max_shift_y - 1, height))),
-    )
-    return [left(), top(), right(), top(), right(), bottom(), left(), bottom()]
+    left, right = (0, max_shift_x + 1), (width - max_shift_x - 1, width)
+    top, bottom = (0, max_shift_y + 1), (height - max_shift_y - 1, height)
+    return [int(rng.integers(*bounds)) for bounds in (left, top, right, top, right, bottom, left, bottom)]
 
 
 def color_jitter(rng: Generator, ranges: list[tuple[float, float]]) -> list[float]:

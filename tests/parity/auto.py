@@ -29,7 +29,6 @@ def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill
 def apply_operations(
     image: Image.Image, transform: Any, codes: list[int], values: list[list[float]], filters: list[int] | None
 ) -> Image.Image:
-    """Apply operations to an image by Pillow."""
     for number, (code, numbers) in enumerate(zip(codes, values, strict=True)):
         name = None if code == NOTHING else OPS[code]
         if name == "warp":

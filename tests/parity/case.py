@@ -77,5 +77,4 @@ class Case:
     to_levels: Callable[[np.ndarray], np.ndarray] | None = None
 
     def tolerance(self, run: str) -> Tolerance:
-        """Return the tolerance of a run in `BOUNDED`."""
         return self.backends.get(run) or Tolerance(self.mean, self.max, self.between, self.reason)

@@ -15,21 +15,19 @@ from gpuload.stage.noise import normals
 from gpuload.transforms.program.ops import NOTHING, OPS
 
 __all__ = [
-    "AFFINE_REASON", "BLUR_REASON", "CONTRAST_REASON", "FLOAT_REASON", "FUSED_BLUR", "GRAY_REASON", "HUE_REASON",
-    "MEAN", "NOISE_REASON", "STD", "WRAPPING_REASON", "color_and_gray", "grayscale_oracle", "jpeg_oracle",
-    "noise_oracle", "normalize_oracle", "operations_oracle", "recolored",
+    "AFFINE", "BLUR", "CONTRAST", "FLOAT", "FUSED_BLUR", "GRAY", "HUE", "MEAN", "NOISE", "STD", "WRAPPING",
+    "color_and_gray", "grayscale_oracle", "jpeg_oracle", "noise_oracle", "normalize_oracle", "operations_oracle",
+    "recolored",
 ]  # fmt: skip
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def as_pillow(levels: np.ndarray) -> Image.Image:
-    """Return H×W×C levels as a Pillow image."""
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 
 
 def as_levels(image: Image.Image) -> np.ndarray:
-    """Return the levels of a Pillow image, H×W×C."""
     levels = np.asarray(image)
     return levels[:, :, None] if levels.ndim == 2 else levels
 
@@ -90,7 +88,6 @@ PILLOW_OPERATIONS: dict[str, Any] = {
 
 
 def operations_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Apply the operations of all transforms by Pillow, in order."""
     result = as_pillow(image)
     for _, params in steps:
         for code, values in zip(params.codes[row].tolist(), params.values[row].tolist(), strict=True):
@@ -136,26 +133,33 @@ def normalize_oracle(mean: tuple[float, ...], std: tuple[float, ...]) -> Oracle:
     return oracle
 
 
-EXACT_REASON = "gpuload uses Pillow's arithmetic, so all levels are identical"
-FLOAT_REASON = "the result is a single float32 product, truncated as in Pillow"
+# Tolerances of cases, in levels, with their reasons.
+EXACT: dict[str, Any] = {"reason": "gpuload uses Pillow's arithmetic, so all levels are identical"}
+FLOAT: dict[str, Any] = {"reason": "the result is a single float32 product, truncated as in Pillow"}
 GRAY_REASON = (
     "gpuload's contrast uses the grey level of the mean colour, whereas Pillow uses the mean of the rounded grey "
     "levels; the two may round to different levels"
 )
+GRAY: dict[str, Any] = {"mean": 0.1, "max": 1, "reason": GRAY_REASON}
 HUE_REASON = (
     "Pillow rounds hue and saturation to 8 bits between its float32 operations, and one step of hue may change a value "
     "by 6 levels"
 )
+HUE: dict[str, Any] = {"mean": 0.05, "max": 6, "reason": HUE_REASON}
+CONTRAST_REASON = f"{GRAY_REASON}; the next operation may amplify this difference; {HUE_REASON}"
+CONTRAST: dict[str, Any] = {"mean": 1, "max": 8, "reason": CONTRAST_REASON}
 BLUR_REASON = (
     "weights are multiples of 2**-16, so sums are exact on every device, but values near a half may round the other way"
 )
-AFFINE_REASON = "one multiplication and one addition in float32"
+BLUR: dict[str, Any] = {"mean": 0.02, "max": 1, "reason": BLUR_REASON}
+AFFINE: dict[str, Any] = {"mean": 1e-4, "max": 1e-4, "reason": "one multiplication and one addition in float32"}
 NOISE_REASON = (
     "the oracle adds the same float32 noise; this case checks the addition and the clipping, and other tests check "
     "the distribution"
 )
+NOISE: dict[str, Any] = {"mean": 0.001, "max": 1, "reason": NOISE_REASON}
 WRAPPING_REASON = "the oracle adds the same float32 noise and keeps the lowest eight bits of each integer sum"
-CONTRAST_REASON = f"{GRAY_REASON}; the next operation may amplify this difference; {HUE_REASON}"
+WRAPPING: dict[str, Any] = {"reason": WRAPPING_REASON}
 
 FUSED_BLUR = Tolerance(
     mean=0.001,
@@ -166,12 +170,12 @@ FUSED_BLUR = Tolerance(
 )
 
 
-def recolored(name: str, transforms: Any, against: str, *, reason: str = EXACT_REASON, **options: Any) -> Case:
+def recolored(name: str, transforms: Any, against: str, **options: Any) -> Case:
     """Return a case that is exact by default; an option named after a run is the run's tolerance."""
     transforms = transforms if isinstance(transforms, list) else [transforms]
     backends = {run: options.pop(run) for run in RUNS if run in options}
-    options = {"oracle": operations_oracle, "mean": 0, "max": 0, **options}
-    return Case("color", name, transforms, against=against, reason=reason, backends=backends, **options)
+    options = {"oracle": operations_oracle, "mean": 0, "max": 0, **EXACT, **options}
+    return Case("color", name, transforms, against=against, backends=backends, **options)
 
 
 def color_and_gray(*cases: Case) -> list[Case]:

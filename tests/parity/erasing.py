@@ -44,7 +44,6 @@ def erase_bands(bands: list[Image.Image], transform: Any, params: Erase, row: in
 
 
 def erase_by_pillow(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Apply all transforms of the chain in order."""
     from kornia.enhance import normalize
 
     numbers, is_converted, unit = image.astype(np.float32), False, 1.0

@@ -114,7 +114,6 @@ def turn_by_pillow(params: Turn, row: int, image: Image.Image) -> Image.Image:
 
 
 def geometry_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Apply all transforms in order."""
     result = as_pillow(image)
     for transform, params in steps:
         match params:
@@ -200,7 +199,6 @@ def by_torchvision(name: str, transform: Any, apart: int) -> Case:
 
 
 def aliased(name: str, *transforms: Any) -> Case:
-    """Return a case without antialiasing."""
     return geometry_case(name, transforms, "torch.nn.functional.interpolate", ALIASED_REASON, mean=0.3, max=1)
 
 
@@ -214,5 +212,4 @@ def rotated(name: str, transform: Any, *, channels: int = 3) -> Case:
 
 
 def timm_section(*cases: Case) -> list[Case]:
-    """Return the cases for the section about timm's transforms."""
     return [replace(case, topic="timm") for case in cases]

@@ -47,7 +47,6 @@ def small_images(pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def folder_of_photographs() -> list[Path]:
-    """Return the photographs in the tests' shared folder."""
     from conftest import SHARED
 
     return sorted((SHARED / "photos").glob("*.jpg"))

@@ -26,7 +26,6 @@ def cropped_bands(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> 
 
 
 def mix_by_libraries(pair: tuple[np.ndarray, np.ndarray], steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Mix an image with its neighbor by Kornia or Pillow."""
     from kornia.enhance import add_weighted
 
     partner = row ^ 1 if row ^ 1 < len(steps[0][1].box_tlhw) else row

@@ -65,7 +65,6 @@ LINE = f"| :-- | :-- |{' --: |' * (len(RUNS) + 2)} :-- |"
 
 
 def row_start(case: Case) -> str:
-    """Return the beginning of a case's row."""
     return f"| {case.name} | {case.against} | "
 
 

@@ -206,7 +206,6 @@ RANGE_NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::c
 
 
 def run_epoch(**options: Any) -> int:
-    """Load an epoch, and return its number of batches."""
     pictures = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
     transforms = [T.CenterCrop(16), T.ToDtype("float32", scale=True)]
     options = {"num_workers": 0, "device": "cpu", "chunk_size": 2, **options}

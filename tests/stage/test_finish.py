@@ -1,7 +1,4 @@
-"""Operations on images that are already resampled and converted: erasing, flips after erasing, and mixing.
-
-Both runners give the same results.
-"""
+"""Erasing, flips after erasing, and mixing of resampled and converted images give the same results on both runners."""
 
 from __future__ import annotations
 

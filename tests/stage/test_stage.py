@@ -167,18 +167,14 @@ def test_stage_accepts_one_to_four_channels_unless_a_transform_restricts_them(ma
 @pytest.mark.parametrize(
     ("channels", "text"),
     [
-        (
-            [1],
-            "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop "
-            "or convert channels in the dataset, or decode to another mode",
-        ),
-        (
-            [3, 1],
-            "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop "
-            "or convert channels in the dataset, or use Encoded(…, mode='RGB') for all images",
-        ),
+        ([1],
+         "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop or "
+         "convert channels in the dataset, or decode to another mode"),
+        ([3, 1],
+         "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
+         "convert channels in the dataset, or use Encoded(…, mode='RGB') for all images"),
     ],
-)
+)  # fmt: skip
 def test_channels_that_differ_from_normalize_or_within_a_batch_raise(make_images, run_stage, channels, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         run_stage([T.CenterCrop(8), NORMALIZE], [make_images(6, 1, count)[0] for count in channels])

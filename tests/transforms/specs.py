@@ -520,37 +520,15 @@ SPECS: dict[str, Spec] = {
         note=f"the order of operations is also random for each sample; {INTEGER_NOTE}",
         torchvision={"brightness": 0.1, "contrast": (0.5, 2.0), "saturation": 0.3, "hue": (-0.1, 0.2)},
         parity=color_and_gray(
+            recolored("ColorJitter(brightness)", T.ColorJitter(0.8), "Pillow ImageEnhance.Brightness", **color.FLOAT),
             recolored(
-                "ColorJitter(brightness)",
-                T.ColorJitter(0.8),
-                "Pillow ImageEnhance.Brightness",
-                reason=color.FLOAT_REASON,
-            ),
-            recolored(
-                "ColorJitter(contrast)",
-                T.ColorJitter(contrast=0.8),
-                "Pillow ImageEnhance.Contrast",
-                mean=0.1,
-                max=1,
-                reason=color.GRAY_REASON,
+                "ColorJitter(contrast)", T.ColorJitter(contrast=0.8), "Pillow ImageEnhance.Contrast", **color.GRAY
             ),
             recolored("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
             recolored("ColorJitter(saturation=1.7)", T.ColorJitter(saturation=(1.7, 1.7)), "Pillow ImageEnhance.Color"),
+            recolored("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", **color.HUE),
             recolored(
-                "ColorJitter(hue)",
-                T.ColorJitter(hue=0.5),
-                "Pillow convert('HSV')",
-                mean=0.05,
-                max=6,
-                reason=color.HUE_REASON,
-            ),
-            recolored(
-                "ColorJitter",
-                T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-                "the four Pillow operations above",
-                mean=1,
-                max=8,
-                reason=color.CONTRAST_REASON,
+                "ColorJitter", T.ColorJitter(0.4, 0.4, 0.4, 0.1), "the four Pillow operations above", **color.CONTRAST
             ),
         ),
         draws=[D.jitter_definition],
@@ -570,9 +548,7 @@ SPECS: dict[str, Spec] = {
                 "RandomPhotometricDistort",
                 T.RandomPhotometricDistort(),
                 "the four Pillow operations above, and merge",
-                mean=1,
-                max=8,
-                reason=color.CONTRAST_REASON,
+                **color.CONTRAST,
             )
         ),
         draws=[D.distortion_definition],
@@ -680,15 +656,7 @@ SPECS: dict[str, Spec] = {
         torchvision={"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
         parity=color_and_gray(
             *(
-                recolored(
-                    name,
-                    transform,
-                    "Kornia gaussian_blur2d",
-                    mean=0.02,
-                    max=1,
-                    reason=color.BLUR_REASON,
-                    fused=color.FUSED_BLUR,
-                )
+                recolored(name, transform, "Kornia gaussian_blur2d", **color.BLUR, fused=color.FUSED_BLUR)
                 for name, transform in (
                     ("GaussianBlur(23)", T.GaussianBlur(23)),
                     ("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5))),
@@ -716,16 +684,14 @@ SPECS: dict[str, Spec] = {
                 "GaussianNoise",
                 T.GaussianNoise(0.05),
                 "Pillow convert('I'), clipped",
-                mean=0.001,
-                max=1,
-                reason=color.NOISE_REASON,
+                **color.NOISE,
                 oracle=color.noise_oracle,
             ),
             recolored(
                 "GaussianNoise(clip=False)",
                 T.GaussianNoise(0.5, clip=False),
                 "numpy",
-                reason=color.WRAPPING_REASON,
+                **color.WRAPPING,
                 oracle=color.noise_oracle,
             ),
         ),
@@ -1008,9 +974,7 @@ SPECS: dict[str, Spec] = {
                 "Normalize",
                 T.Normalize(MEAN, STD),
                 "Kornia normalize",
-                mean=1e-4,
-                max=1e-4,
-                reason=color.AFFINE_REASON,
+                **color.AFFINE,
                 oracle=color.normalize_oracle(MEAN, STD),
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             )
@@ -1075,9 +1039,7 @@ SPECS: dict[str, Spec] = {
                 "ToDtype(float32, scale=True)",
                 T.ToDtype("float32", scale=True),
                 "Kornia normalize",
-                mean=1e-4,
-                max=1e-4,
-                reason=color.AFFINE_REASON,
+                **color.AFFINE,
                 oracle=color.normalize_oracle((0.0,), (1.0,)),
                 to_levels=lambda numbers: numbers * 255,
             ),
@@ -1085,9 +1047,7 @@ SPECS: dict[str, Spec] = {
                 "ToDtype, RandomSolarize(0.5), Normalize",
                 [T.ToDtype("float32", scale=True), T.RandomSolarize(0.5, 1), T.Normalize(MEAN, STD)],
                 "Pillow ImageOps.solarize, Kornia normalize",
-                mean=1e-4,
-                max=1e-4,
-                reason=color.AFFINE_REASON,
+                **color.AFFINE,
                 oracle=lambda image, drawn, row: color.normalize_oracle(MEAN, STD)(
                     color.operations_oracle(image, drawn[1:2], row), drawn, row
                 ),

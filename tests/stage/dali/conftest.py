@@ -32,12 +32,10 @@ class Comparison:
 
     @property
     def mean(self) -> float:
-        """The mean absolute difference over all values."""
         return float(torch.cat([image.flatten() for image in self.differences]).mean())
 
     @property
     def max(self) -> float:
-        """The maximum absolute difference."""
         return max(float(image.max()) for image in self.differences)
 
     @property

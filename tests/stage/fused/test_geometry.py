@@ -182,7 +182,6 @@ def source_of(image: np.ndarray) -> PixelSource:
 
 
 def to_nchw(image: np.ndarray) -> torch.Tensor:
-    """Return an image as 1×C×H×W."""
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
 
 
@@ -208,11 +207,8 @@ def test_copy_job_copies_the_window(channels, mirrored):
 @pytest.mark.parametrize("kind", [jobs.COPY, jobs.RESIZE, jobs.SHARPNESS])
 def test_image_of_one_channel_gives_three_equal_channels(kind):
     image = random_image(2, 20, 21, 1)
-    ints = (
-        {jobs.FILTER: jobs.BILINEAR, jobs.BOX_H: 20, jobs.BOX_W: 21, jobs.SIZE_H: 13, jobs.SIZE_W: 17}
-        if kind is jobs.RESIZE
-        else {}
-    )
+    resize_ints = {jobs.FILTER: jobs.BILINEAR, jobs.BOX_H: 20, jobs.BOX_W: 21, jobs.SIZE_H: 13, jobs.SIZE_W: 17}
+    ints = resize_ints if kind is jobs.RESIZE else {}
     floats = {jobs.FACTOR: 1.7}
     result = run_job(image, kind, (0, 0, 13, 17), ints, floats, channels=3)
     single = run_job(image, kind, (0, 0, 13, 17), ints, floats)
@@ -277,7 +273,6 @@ def test_resize_job_gives_the_levels_of_the_reference(shape, box, size, window, 
 
 
 def test_resize_job_to_half_the_size_rounds_halves_like_the_reference():
-    """Halves are frequent if an image is made half as large."""
     result, expected = resize_by_both(random_image(7, 64, 32), (0, 0, 64, 32), (32, 16), (0, 0, 32, 16), "bilinear", {})
     np.testing.assert_array_equal(result, expected)
 

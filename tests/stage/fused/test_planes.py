@@ -23,12 +23,7 @@ CHAINS = {
     "classic": [CROP, T.RandomHorizontalFlip(), TO_FLOAT, T.RandomErasing(0.8)],
     "flipped before": [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.Resize((9, 15), "bicubic"), TO_FLOAT],
     "cut": [T.RandomCrop(12), T.RandomRotate90(0.8), T.RandomHorizontalFlip()],
-    "reflected": [
-        T.RandomTranspose(),
-        T.Resize((15, 16), "nearest"),
-        T.Pad(3, padding_mode="reflect"),
-        T.RandomCrop(12),
-    ],
+    "pad": [T.RandomTranspose(), T.Resize((15, 16), "nearest"), T.Pad(3, padding_mode="reflect"), T.RandomCrop(12)],
     "warped": [T.RandomAffine(30, interpolation="bilinear", fill=7), T.CenterCrop(12)],
     "warped, cubic": [T.RandomPerspective(0.4, 0.8, interpolation="bicubic"), T.CenterCrop(12)],
     "warped, nearest": [T.RandomAffine(30, (0.2, 0.2)), T.CenterCrop(12)],

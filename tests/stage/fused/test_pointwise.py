@@ -34,7 +34,6 @@ def apply_operations(
     CHANNELS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """Apply all operations to one float32 C×H×W image."""
     ys = tl.arange(0, SIDE)
     xs = tl.arange(0, SIDE)
     inside = (ys[:, None] < height) & (xs[None, :] < width)

@@ -75,29 +75,23 @@ def resize_job(
     box_hw: tuple[int, int], size_hw: tuple[int, int], window_tlhw: tuple[int, int, int, int], name: str
 ) -> dict[int, int]:
     """Make a job whose source is the part of the box that the window needs."""
-    codes = np.array([FILTERS.index(name)])
-    top, left, height, width = source_windows(np.array([window_tlhw]), np.array([size_hw]), np.array([box_hw]), codes)[
-        0
-    ].tolist()
-    job = {jobs.KIND: jobs.RESIZE, jobs.FILTER: FILTERS.index(name), jobs.STEP_Y: 1, jobs.STEP_X: 1}
+    code = FILTERS.index(name)
+    arrays = (np.array([value]) for value in (window_tlhw, size_hw, box_hw, code))
+    [[top, left, height, width]] = source_windows(*arrays).tolist()
+    job = {jobs.KIND: jobs.RESIZE, jobs.FILTER: code, jobs.STEP_Y: 1, jobs.STEP_X: 1}
     job |= {jobs.BOX_H: box_hw[0], jobs.BOX_W: box_hw[1], jobs.SIZE_H: size_hw[0], jobs.SIZE_W: size_hw[1]}
     job |= {jobs.CORNER_Y: top, jobs.CORNER_X: left, jobs.HEIGHT: height, jobs.WIDTH: width}
     return job | dict(zip((jobs.Y, jobs.X, jobs.OUT_HEIGHT, jobs.OUT_WIDTH), window_tlhw, strict=True))
 
 
-AXES = (
-    (jobs.BOX_H, jobs.BOX_W),
-    (jobs.SIZE_H, jobs.SIZE_W),
-    (jobs.CORNER_Y, jobs.CORNER_X),
-    (jobs.HEIGHT, jobs.WIDTH),
-    (jobs.Y, jobs.X),
-)
+# The fields of a job along each axis: box, size, corner, length of the source, start and length of the result.
+VERTICAL = (jobs.BOX_H, jobs.SIZE_H, jobs.CORNER_Y, jobs.HEIGHT, jobs.Y, jobs.OUT_HEIGHT)
+HORIZONTAL = (jobs.BOX_W, jobs.SIZE_W, jobs.CORNER_X, jobs.WIDTH, jobs.X, jobs.OUT_WIDTH)
 
 
-def reference_weights(job: dict[int, int], axis: int, name: str) -> np.ndarray:
-    """Return the reference's weights, (positions, pixels of the source)."""
-    box, size, corner, length, start = (int(job[fields[axis]]) for fields in AXES)
-    count = job[(jobs.OUT_HEIGHT, jobs.OUT_WIDTH)[axis]]
+def reference_weights(job: dict[int, int], fields: tuple[int, ...], name: str) -> np.ndarray:
+    """Return the reference's weights along an axis, (positions, pixels of the source)."""
+    box, size, corner, length, start, count = (int(job[field]) for field in fields)
     first_pixels, weights = filter_weights(np.array([box]), np.array([size]), np.array([start]), count, name)
     dense = np.zeros((count, box + weights.shape[2]), np.int32)
     for tap in range(weights.shape[2]):
@@ -122,8 +116,8 @@ def test_resize_weights_are_bit_identical_to_the_reference(name):
         count = [int(rng.integers(1, length - first + 1)) for length, first in zip(size, start, strict=True)]
         job_list.append(resize_job(box, size, (*start, *count), name))
     for job, (columns, rows) in zip(job_list, make_weights(job_list), strict=True):
-        np.testing.assert_array_equal(rows, reference_weights(job, 0, name))
-        np.testing.assert_array_equal(columns, reference_weights(job, 1, name))
+        np.testing.assert_array_equal(rows, reference_weights(job, VERTICAL, name))
+        np.testing.assert_array_equal(columns, reference_weights(job, HORIZONTAL, name))
 
 
 def test_resize_weights_of_a_mirrored_result_are_reversed():
@@ -146,19 +140,11 @@ def test_resize_weights_of_a_mirrored_result_are_reversed():
     ],
 )
 def test_blur_weights_equal_the_weights_of_a_reflected_image(shape, kernel, sigma):
-    job = {
-        jobs.KIND: jobs.BLUR,
-        jobs.HEIGHT: shape[0],
-        jobs.WIDTH: shape[1],
-        jobs.KERNEL_H: kernel[0],
-        jobs.KERNEL_W: kernel[1],
-    }
-    job |= {jobs.OUT_HEIGHT: shape[0], jobs.OUT_WIDTH: shape[1], jobs.STEP_Y: 1, jobs.STEP_X: 1}
+    (height, width), (kernel_height, kernel_width) = shape, kernel
+    job = {jobs.KIND: jobs.BLUR, jobs.KERNEL_H: kernel_height, jobs.KERNEL_W: kernel_width, jobs.HEIGHT: height}
+    job |= {jobs.WIDTH: width, jobs.OUT_HEIGHT: height, jobs.OUT_WIDTH: width, jobs.STEP_Y: 1, jobs.STEP_X: 1}
     [(columns, rows)] = make_weights([job], [sigma])
-    for weights, length, size, sigma_of_axis in (
-        (rows, shape[0], kernel[0], sigma[0]),
-        (columns, shape[1], kernel[1], sigma[1]),
-    ):
+    for weights, length, size, sigma_of_axis in zip((rows, columns), shape, kernel, sigma, strict=True):
         offsets = np.arange(-(size // 2), size // 2 + 1)
         gaussian = np.exp(-0.5 * (offsets / sigma_of_axis) ** 2)
         gaussian /= gaussian.sum()

@@ -128,7 +128,6 @@ def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypat
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_level_tables_of_mirrored_and_turned_planes_equal_the_tables_of_interleaved_images(channels):
-    """Counts do not depend on the order of pixels."""
     images, name = varied_images(channels), "equalize"
     expected_tables = make_tables(images, [name] * len(images), [0.0] * len(images))
     batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)

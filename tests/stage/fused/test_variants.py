@@ -156,7 +156,6 @@ CONVERSIONS = {
 def test_prepare_compiles_all_kernels_for_any_batch_size_and_draw(
     launched, compiled, make_images, make_batch, chain, conversion, memory_format
 ):
-    """Batches have one or four images of many sizes."""
     chain, stage = prepare([*CHAINS[chain], *CONVERSIONS[conversion]], memory_format=memory_format)
     for first in range(12):
         images = make_images(first, 1 + 3 * (first % 2), low=16, high=30)

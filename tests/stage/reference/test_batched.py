@@ -39,7 +39,6 @@ def test_to_dense_gathers_selected_flipped_cut_and_ragged_images(channels):
 
 
 def images_of_letters(text_of: str) -> PixelSource:
-    """Make one image of one pixel for each letter."""
     return PixelSource.from_dense(torch.tensor([*text_of.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
