@@ -1,6 +1,6 @@
-"""The table in docs/transforms.md: each transform's arguments, the values it works on, and how torchvision differs.
+"""The table in docs/transforms.md: the arguments of each transform, the values it works on, and notes on torchvision.
 
-``python tests/transforms/catalogue.py`` rewrites the table between its marks; a test compares the page with it.
+``python tests/transforms/catalogue.py`` rewrites the table between its marks; a test checks that it is up to date.
 Arguments, defaults and states are read from the code, and notes from specs.py.
 """
 
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- table: python tests/transforms/catalogue.py -->", "<!-- end o
 
 
 def signature(kind: type) -> str:
-    """Return the arguments with their defaults."""
+    """Return the call with all arguments and their defaults."""
     arguments, keyword_only = [], False
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
@@ -52,7 +52,6 @@ def works_on(kind: Any) -> str:
 
 
 def table() -> str:
-    """Return the table, in Markdown."""
     rows = ["| transform | works on | compared with torchvision |", "| --- | --- | --- |"]
     for name, spec in sorted(SPECS.items()):
         kind = getattr(T, name)

@@ -633,9 +633,7 @@ SPECS: dict[str, Spec] = {
             D.Definition(
                 T.RandomChannelPermutation(),
                 D.permutation_columns,
-                lambda rng: D.columns(
-                    D.CHANNEL_COLUMNS, rng.permuted(np.tile([0, 1, 2], (D.SAMPLES, 1)), axis=1)
-                ),
+                lambda rng: D.columns(D.CHANNEL_COLUMNS, rng.permuted(np.tile([0, 1, 2], (D.SAMPLES, 1)), axis=1)),
             )
         ],
         chains=st.just(T.RandomChannelPermutation()),

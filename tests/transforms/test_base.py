@@ -112,10 +112,8 @@ def test_fingerprint_and_repr_contain_the_values_of_by_epoch():
 
     assert fingerprint({0: 8}) == fingerprint({0: 8}) != fingerprint({0: 9})
     assert fingerprint(len) == fingerprint(len) != fingerprint(abs)
-    flip_fingerprints = [
-        T.Chain([T.RandomHorizontalFlip(p)]).fingerprint() for p in (1, T.by_epoch({0: 1}), T.by_epoch({0: 0}))
-    ]
-    assert len(set(flip_fingerprints)) == 3
+    flips = [T.Chain([T.RandomHorizontalFlip(p)]).fingerprint() for p in (1, T.by_epoch({0: 1}), T.by_epoch({0: 0}))]
+    assert len(set(flips)) == 3
     assert repr(T.CenterCrop(T.by_epoch({0: 8, 3: (9, 7)}))) == "CenterCrop(size=by_epoch({0: (8, 8), 3: (9, 7)}))"
 
 
@@ -124,12 +122,8 @@ def test_output_size_is_unknown_where_a_probability_by_epoch_decides_it(kind):
     chain = T.Chain([T.Resize((8, 8)), kind(p=T.by_epoch({0: 0, 1: 1, 2: 0}))])
     assert chain.output_size_hw is None
     assert chain.transforms[1].outline[0].min_hw == (1, 1)
-    constant_sizes = [T.Chain([T.Resize((8, 8)), kind(p=p)]).output_size_hw for p in (0, 1)]
-    assert [chain.at(epoch).output_size_hw for epoch in range(3)] == [
-        constant_sizes[0],
-        constant_sizes[1],
-        constant_sizes[0],
-    ]
+    size, size_with_p_1 = (T.Chain([T.Resize((8, 8)), kind(p=p)]).output_size_hw for p in (0, 1))
+    assert [chain.at(epoch).output_size_hw for epoch in range(3)] == [size, size_with_p_1, size]
     flip = T.RandomHorizontalFlip(T.by_epoch({0: 0, 1: 1}))
     assert T.Chain([T.Resize((8, 8)), flip]).output_size_hw == (8, 8)
 

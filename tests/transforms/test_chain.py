@@ -1,4 +1,4 @@
-"""Chains check their order, are pickled for workers, draw the same for a sample in any batch, and plan regions."""
+"""Chains check their order, are pickled for workers, draw the same for a sample in any batch, and compute regions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_chain_refuses_a_torchvision_transform_with_its_gpuload_name(module):
             T.Chain(transforms)
     with pytest.raises(TypeError, match=re.escape("write *gpuload.transforms.from_torchvision(…) in its place")):
         T.Chain([T.Resize(8), torch.nn.Sequential(crop, torch.nn.Sequential(crop))])
-    own_and_torchvision = torch.nn.Sequential(crop, torch.nn.Identity())  # not only torchvision's, so it is accepted
+    # A Sequential that also has modules of other libraries is accepted.
+    own_and_torchvision = torch.nn.Sequential(crop, torch.nn.Identity())
     assert T.Chain([T.Resize(8), own_and_torchvision]).modules == (own_and_torchvision,)
 
 
@@ -166,7 +167,8 @@ def test_pickled_chain_is_small_and_does_not_import_torch():
     data = pickle.dumps(chain, protocol=5)
     assert len(data) < 1000
     program = f"import pickle, sys; print(pickle.loads({data!r})); assert 'torch' not in sys.modules"
-    assert run_python(program)[0] == f"{chain!r}\n"
+    output, _ = run_python(program)
+    assert output == f"{chain!r}\n"
 
 
 def test_sample_draws_the_same_in_any_batch():
@@ -192,7 +194,7 @@ def test_draws_differ_between_epochs_positions_and_transforms():
     program = chain.draw(KEY, positions, sizes)
     next_epoch = chain.draw(epoch_key(3, 2), positions, sizes)
     factors = np.concatenate([record.values[:, 0, :1] for record in (*program.records, next_epoch.records[0])])
-    assert len(np.unique(factors)) == 24
+    assert len(np.unique(factors)) == 24  # 8 samples × (2 transforms in one epoch + 1 in the next)
 
 
 CROPS = [T.RandomResizedCrop(64), T.CenterCrop(60), T.RandomCrop((50, 40), pad_if_needed=True), T.RandomCrop(30, 9)]
@@ -228,7 +230,7 @@ def test_regions_without_a_crop_are_complete_images(transforms):
     [
         ([T.ColorJitter(0.5), T.CenterCrop(8)], (20, 30), [6, 11, 8, 8]),
         ([T.Pad(10), T.CenterCrop(20)], (100, 80), [40, 30, 20, 20]),
-        # Rows 50 … 149 of the resized image come from rows 100 … 299, and from 1 or 3 more on each side.
+        # Rows 50 … 149 of the resized image need rows 100 … 299, and the filter needs a few more on each side.
         ([T.Resize(200), T.CenterCrop(100)], (400, 600), [98, 198, 204, 204]),
         ([T.Resize(200, "bicubic"), T.CenterCrop(100)], (400, 600), [96, 196, 208, 208]),
     ],
@@ -272,7 +274,7 @@ CROP = T.RandomResizedCrop(24)
         ([CROP, T.RandomHorizontalFlip(), T.ColorJitter(0.4)], False),
         ([T.RandomResizedCrop((20, 30), interpolation="random"), T.RandAugment()], False),
         ([CROP], False),
-        # In these chains, the region is not the box that the first transform drew.
+        # In these three chains, the region is not the box that the first transform drew.
         ([CROP, T.RandomHorizontalFlip(), T.CenterCrop(10)], True),
         ([T.RandomHorizontalFlip(), CROP], True),
         ([T.MultiView([[CROP], [CROP, T.RandomHorizontalFlip()]])], True),

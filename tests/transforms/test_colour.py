@@ -1,4 +1,4 @@
-"""Arguments of colour transforms, and the keys of noise."""
+"""Color transforms compare their arguments, and GaussianNoise draws keys."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def test_gaussian_noise_draws_uniform_keys_of_32_bits():
     assert keys.max() < 2**32
     assert len(np.unique(keys, axis=0)) == SAMPLES
     assert stats.kstest(keys.ravel() / 2**32, "uniform").pvalue > 0.01
-    np.testing.assert_allclose(record.values[0, 0, :2], [25.5, 51.0])
+    np.testing.assert_allclose(record.values[0, 0, :2], [0.1 * 255, 0.2 * 255])

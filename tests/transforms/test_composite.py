@@ -1,4 +1,4 @@
-"""Transforms that contain others, and MultiView: draws, sizes and windows of each sample, and valid arguments."""
+"""Containers and MultiView: draws, sizes and windows of each sample, and valid arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_random_order_draws_every_order_equally_often():
     records = draw(T.RandomOrder(transforms)).records
     orders = [records[start : start + 3] for start in range(0, len(records), 3)]
     assert {tuple(record.name for record in order) for order in orders} == set(itertools.permutations(names))
-    assert all(record.rows.tolist() == order[0].rows.tolist() for order in orders for record in order)
+    for order in orders:
+        for record in order:
+            assert record.rows.tolist() == order[0].rows.tolist(), record.name
     assert stats.chisquare([len(order[0].rows) for order in orders]).pvalue > 0.01
 
 
@@ -56,7 +58,7 @@ def test_sample_draws_the_same_in_any_batch_and_in_any_branch():
     for row in (0, 7, 199):
         alone = chain.draw(KEY, positions[row : row + 1], sizes[row : row + 1])
         row_of_program = program.take(np.array([row]))
-        # Records of other branches remain, without rows.
+        # `take` keeps the records of branches that the row does not take, but without rows.
         indices = [
             index for index, record in enumerate(row_of_program.records) if record.rows is None or len(record.rows)
         ]
@@ -67,24 +69,21 @@ def test_sample_draws_the_same_in_any_batch_and_in_any_branch():
 
 
 FLATTEN = torch.nn.Flatten()
-RECIPE = [T.RandomResizedCrop(32), T.ColorJitter(0.4), NORMALIZE]
+CHAIN = [T.RandomResizedCrop(32), T.ColorJitter(0.4), NORMALIZE]
 COMPOSED_AND_LIST = {
-    "alone": (T.Compose(RECIPE), RECIPE),
-    "nested": (T.Compose([T.Compose(T.Compose(RECIPE[:1])), *RECIPE[1:]]), RECIPE),
+    "alone": (T.Compose(CHAIN), CHAIN),
+    "nested": (T.Compose([T.Compose(T.Compose(CHAIN[:1])), *CHAIN[1:]]), CHAIN),
     "in RandomApply": (
-        [T.RandomApply(T.Compose(RECIPE[:2]), 0.3), T.Resize((8, 8))],
-        [T.RandomApply(RECIPE[:2], 0.3), T.Resize((8, 8))],
+        [T.RandomApply(T.Compose(CHAIN[:2]), 0.3), T.Resize((8, 8))],
+        [T.RandomApply(CHAIN[:2], 0.3), T.Resize((8, 8))],
     ),
-    "in RandomChoice": (
-        T.Compose([T.RandomChoice(T.Compose(RECIPE[:2]), [1, 2])]),
-        [T.RandomChoice(RECIPE[:2], [1, 2])],
-    ),
-    "in RandomOrder": ([T.RandomOrder(T.Compose(RECIPE[:2]))], [T.RandomOrder(RECIPE[:2])]),
+    "in RandomChoice": (T.Compose([T.RandomChoice(T.Compose(CHAIN[:2]), [1, 2])]), [T.RandomChoice(CHAIN[:2], [1, 2])]),
+    "in RandomOrder": ([T.RandomOrder(T.Compose(CHAIN[:2]))], [T.RandomOrder(CHAIN[:2])]),
     "in MultiView": (
-        T.Compose([T.Resize(40), T.MultiView([T.Compose(RECIPE[:2]), RECIPE[0]]), NORMALIZE]),
-        [T.Resize(40), T.MultiView([RECIPE[:2], RECIPE[0]]), NORMALIZE],
+        T.Compose([T.Resize(40), T.MultiView([T.Compose(CHAIN[:2]), CHAIN[0]]), NORMALIZE]),
+        [T.Resize(40), T.MultiView([CHAIN[:2], CHAIN[0]]), NORMALIZE],
     ),
-    "a module at the end": (T.Compose([RECIPE[0], T.Compose([RECIPE[1], FLATTEN])]), [*RECIPE[:2], FLATTEN]),
+    "a module at the end": (T.Compose([CHAIN[0], T.Compose([CHAIN[1], FLATTEN])]), [*CHAIN[:2], FLATTEN]),
 }
 
 
@@ -102,7 +101,7 @@ def test_loaders_treat_compose_as_the_list_of_its_transforms(name):
     *list_properties, expected = results[1]
     assert composed_properties == list_properties
     assert T.Chain(composed).fingerprint() == T.Chain(transform_list).fingerprint()
-    assert all(map(torch.equal, images, expected))
+    torch.testing.assert_close(images, expected, rtol=0, atol=0)
 
 
 def test_contained_transforms_draw_from_different_lanes():
@@ -211,7 +210,7 @@ def test_multi_view_gives_different_views_in_order():
     (views, labels), *_ = load_batches([T.MultiView([GLOBAL_VIEW, GLOBAL_VIEW, *[LOCAL_VIEW] * 3]), NORMALIZE])
     assert isinstance(views, list)
     assert [tuple(view.shape) for view in views] == [(8, 3, 24, 24)] * 2 + [(8, 3, 12, 12)] * 3
-    assert all(view.dtype == torch.float32 for view in views)
+    assert [view.dtype for view in views] == [torch.float32] * 5
     assert labels.tolist() == list(range(8))
     for index in range(5):
         for other_index in range(index):
@@ -233,7 +232,7 @@ def test_transforms_before_multi_view_draw_once_and_transforms_after_it_per_view
     sizes = np.tile([[60, 60]], (500, 1))
     first, second = (chain.draw(KEY, np.arange(500), sizes, view=view) for view in (0, 1))
     np.testing.assert_array_equal(first.records[0].box_tlhw, second.records[0].box_tlhw)
-    assert 180 < (first.records[1].flipped != second.records[1].flipped).sum() < 320
+    assert 180 < (first.records[1].flipped != second.records[1].flipped).sum() < 320  # about half of 500
     assert chain.lines[0].lanes == (0, 1, 2)
     assert chain.lines[1].lanes == (0, 3, 4)
 
@@ -244,10 +243,10 @@ def test_regions_of_multi_view_enclose_the_crops_of_all_views():
     regions = chain.regions(KEY, np.arange(50), sizes)
     boxes = [chain.draw(KEY, np.arange(50), sizes, view=view).records[0].box_tlhw for view in (0, 1)]
     for row, (top, left, height, width) in enumerate(regions.tolist()):
-        assert top == min(box[row, 0] for box in boxes)
-        assert left == min(box[row, 1] for box in boxes)
-        assert top + height == max(box[row, 0] + box[row, 2] for box in boxes)
-        assert left + width == max(box[row, 1] + box[row, 3] for box in boxes)
+        corners = np.array([box[row, :2] for box in boxes])
+        ends = corners + [box[row, 2:] for box in boxes]
+        assert [top, left] == corners.min(axis=0).tolist()
+        assert [top + height, left + width] == ends.max(axis=0).tolist()
 
 
 @pytest.mark.processes
@@ -255,10 +254,11 @@ def test_multi_view_is_bit_identical_with_workers_and_in_replay():
     transforms = [T.MultiView([GLOBAL_VIEW, *[LOCAL_VIEW] * 2]), NORMALIZE]
     in_process, with_workers = load_batches(transforms), load_batches(transforms, num_workers=2)
     for (views, _), (expected_views, _) in zip(in_process, with_workers, strict=True):
-        assert all(torch.equal(image, other) for image, other in zip(views, expected_views, strict=True))
+        torch.testing.assert_close(views, expected_views, rtol=0, atol=0)
     with cpu_loader(PICTURES, 8, transforms=transforms, seed=4) as loader:
         replayed = loader.replay(0, 11)
-    assert all(torch.equal(image, other[3]) for image, other in zip(replayed.sample[0], in_process[1][0], strict=True))
+    views, _ = in_process[1]  # position 11 is row 3 of the second batch
+    torch.testing.assert_close(replayed.sample[0], [view[3] for view in views], rtol=0, atol=0)
 
 
 def test_multi_view_reads_each_sample_once():
@@ -271,12 +271,13 @@ def test_multi_view_reads_each_sample_once():
 
 def test_collate_fn_receives_samples_with_a_list_of_views():
     def collate(samples):
-        assert all(isinstance(image, list) and len(image) == 2 for image, _ in samples)
-        return torch.stack([image[1] for image, _ in samples]), [number for _, number in samples]
+        assert {type(views) for views, _ in samples} == {list}
+        return torch.stack([local_view for [_, local_view], _ in samples]), [number for _, number in samples]
 
     transforms = [T.MultiView([GLOBAL_VIEW, LOCAL_VIEW])]
     batches, collated_batches = load_batches(transforms), load_batches(transforms, collate_fn=collate)
-    assert all(torch.equal(a[0][1], b[0]) for a, b in zip(batches, collated_batches, strict=True))
+    for ((_, local_views), _), (collated_views, _) in zip(batches, collated_batches, strict=True):
+        assert torch.equal(collated_views, local_views)
 
 
 def test_views_of_different_sizes_are_lists_with_ragged_list():

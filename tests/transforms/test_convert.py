@@ -96,7 +96,7 @@ def load_images(dataset, transforms, **options):
 
 
 def make_unit_floats():
-    """Return float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
+    """Generate float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
     floats = np.random.default_rng(0).random((20, 24, 25, 3), np.float32)
     bounds = (np.arange(257) / 255.999).astype(np.float32)
     floats[0].flat[: 3 * 257] = np.clip(
@@ -119,7 +119,7 @@ def test_to_uint8_in_first_place_converts_floats_and_uint16_like_torchvision(tmp
         expected = torchvision_to_dtype(to_nchw(images))
         assert torch.equal(load_images(list(map(gl.Image, images)), [TO_UINT8]), expected)
         assert torch.equal(gl.Augment([TO_UINT8])(to_nchw(images)), expected)
-        np.save(tmp_path / "images.npy", images)  # more than the samples that are checked before rows are copied
+        np.save(tmp_path / "images.npy", images)  # more rows than are checked before rows are copied unchecked
         assert torch.equal(load_images(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
 
 
@@ -154,8 +154,8 @@ def test_images_converted_in_first_place_give_the_results_of_uint8_images(transf
     augmented, augmented_levels = (gl.Augment(transforms)(to_nchw(images)) for images in (floats, levels))
     for results, expected_results in ((converted, expected), (augmented, augmented_levels)):
         views, other_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, expected_results))
-        assert all(view.dtype == torch.uint8 for view in views)
-        assert all(map(torch.equal, views, other_views))
+        assert {view.dtype for view in views} == {torch.uint8}
+        torch.testing.assert_close(list(views), list(other_views), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("value", "content"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])

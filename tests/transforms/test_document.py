@@ -1,4 +1,4 @@
-"""Names, arguments and defaults are torchvision's, and docs/transforms.md lists them."""
+"""Names, arguments and defaults equal torchvision's, and docs/transforms.md lists them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,11 @@ def test_arguments_and_defaults_equal_torchvisions(name):
     torchvision_parameters = parameters_of(getattr(peers.torchvision().transforms.v2, name))
     count = len(parameters) - len(SPECS[name].more)
     assert parameters[:count] == torchvision_parameters
-    assert [key for key, _, _ in parameters[count:]] == list(SPECS[name].more), (
-        "edit `more` in tests/transforms/specs.py"
-    )
-    assert all(default is not inspect.Parameter.empty for _, default, _ in parameters[count:])
+    assert [key for key, _, _ in parameters[count:]] == [*SPECS[name].more], "edit `more` in tests/transforms/specs.py"
+    assert inspect.Parameter.empty not in [default for _, default, _ in parameters[count:]]
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_specs_have_torchvision_arguments_if_torchvision_has_the_transform(name):
     is_in_torchvision = hasattr(peers.torchvision().transforms.v2, name)
-    assert is_in_torchvision == (SPECS[name].torchvision is not None), (
-        f"edit `torchvision` of {name} in tests/transforms/specs.py"
-    )
+    assert is_in_torchvision == (SPECS[name].torchvision is not None), "edit `torchvision` in tests/transforms/specs.py"

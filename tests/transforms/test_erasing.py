@@ -1,4 +1,4 @@
-"""RandomErasing: arguments, draws, and valid places in a chain."""
+"""RandomErasing checks its arguments and its place in a chain, and draws keys for each sample."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def filter_name(value) -> str:
-    """Return our name for timm's filter; two filters are "random"."""
+    """Return gpuload's name for timm's filter; a pair of filters is "random"."""
     if isinstance(value, tuple | list):
         assert {mode.value for mode in value} == {"bilinear", "bicubic"}
         return "random"
@@ -38,7 +38,6 @@ def filter_name(value) -> str:
 
 
 def convert_by_attributes(transform) -> list:
-    """Convert a transform of timm's chain by its attributes."""
     name = type(transform).__name__
     match name:
         case "MaybeToTensor":
@@ -124,7 +123,7 @@ def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
     assert [type(transform).__name__ for transform in chain] == [
         "RandomResizedCrop",
         "RandomHorizontalFlip",
-        "TimmRandAugment",  # in place of the colour jitter
+        "TimmRandAugment",  # in place of ColorJitter
         "ToDtype",
         "Normalize",
         "RandomErasing",

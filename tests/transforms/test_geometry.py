@@ -1,4 +1,4 @@
-"""Padding and quarter turns: arguments, sizes, windows and draws."""
+"""Padding and quarter turns have the right sizes and windows, and are refused in invalid places."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 
 CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 HANDLED_SEPARATELY = {*TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *CONTAINERS}
-# By name, each argument of each transform that is converted to the one of the same name; no value is a default.
+# The arguments of each transform that is converted to the transform of the same name; no value is a default.
 EXAMPLES = {
     name: spec.torchvision
     for name, spec in SPECS.items()
@@ -101,7 +101,7 @@ def test_from_torchvision_converts_every_argument(module, name):
     for key in arguments:
         if inspect.signature(kind).parameters[key].default is inspect.Parameter.empty:
             continue
-        # The example would show it if this one argument were not carried over.
+        # Without this argument, the fields differ, so the example shows whether the argument is converted.
         remaining_arguments = {other: value for other, value in arguments.items() if other != key}
         remaining_fields = all_fields([kind(**remaining_arguments)])
         assert remaining_fields != fields

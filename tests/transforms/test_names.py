@@ -1,4 +1,4 @@
-"""Errors of names and arguments that other libraries have, and gpuload does not, say what to write."""
+"""Errors about names and arguments that only other libraries have say what to write instead."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def test_dir_lists_only_public_names(module):
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "hint"), [("Laoder", "; did you mean Loader?"), ("nothing", "")])
 def test_misspelled_name_gets_one_suggestion(name, hint):
-    # Python, which also suggests names, adds nothing.
+    # Python also suggests names, but adds no second suggestion here.
     program = f"import gpuload; gpuload.{name}"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert process.stderr.rstrip().endswith(f"has no attribute {name!r}{hint}")
 
 
 def missing_hints(modules: list[ModuleType], base: type = object) -> list[str]:
-    """Return the names of the modules' classes that gpuload.transforms neither has nor gives a hint for."""
+    """Return the names of classes that gpuload.transforms does not have, and for which it gives no hint."""
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     names = {kind.__name__ for kind in classes if issubclass(kind, base)}
     missing = []

@@ -1,4 +1,4 @@
-"""Sizes and filters of resizing transforms, compared with torchvision's and timm's."""
+"""Resizing transforms draw the sizes and filters of torchvision and timm."""
 
 from __future__ import annotations
 

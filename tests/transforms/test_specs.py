@@ -1,4 +1,4 @@
-"""Every transform has a `Spec`; and properties of the draws of every transform."""
+"""Every transform has a `Spec`, draws the same for a sample in any batch, and draws what its outline lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""has_state searches the objects that a user's code refers to for parameters and buffers, which training changes."""
+"""`has_state` searches the objects that user code refers to for parameters and buffers, which training changes."""
 
 from __future__ import annotations
 
@@ -121,15 +121,11 @@ def test_has_state_ignores_objects_that_training_does_not_change(holder):
 
 
 def test_has_state_follows_the_globals_of_functions():
-    for function in (
-        reads_a_global,
-        reads_a_global_in_an_inner_function,
-        calls_a_function_that_reads_a_global,
-        Called(),
-    ):
-        assert has_state(function)
+    functions = reads_a_global, reads_a_global_in_an_inner_function, calls_a_function_that_reads_a_global, Called()
+    for function in functions:
+        assert has_state(function), function
     for function in (reads_stateless_globals, torch.nn.functional.interpolate, torch.ones(3).mul):
-        assert not has_state(function)
+        assert not has_state(function), function
     assert has_state(torch.ones(3, requires_grad=True).mul)
 
 
@@ -176,7 +172,7 @@ def test_chain_holds_state_of_custom_transforms_and_functions():
         T.RandomApply([CustomTransform(NET)]),
         *functions,
     ):
-        assert Chain([transform, T.RandomHorizontalFlip()]).holds_state
+        assert Chain([transform, T.RandomHorizontalFlip()]).holds_state, transform
     for transform in (
         CustomTransform(),
         CustomTransform(STATELESS),
@@ -185,13 +181,13 @@ def test_chain_holds_state_of_custom_transforms_and_functions():
         T.Lambda(make_closure(3)),
         T.Lambda(abs),
     ):
-        assert not Chain([transform, T.RandomHorizontalFlip()]).holds_state
+        assert not Chain([transform, T.RandomHorizontalFlip()]).holds_state, transform
 
 
 def test_chain_ends_in_state_of_modules_at_its_end():
-    assert all(Chain([module]).ends_in_state for module in (NET, Module([NET])))
-    assert not any(Chain([module]).ends_in_state for module in (STATELESS, Module([STATELESS])))
+    for module, expected in ((NET, True), (Module([NET]), True), (STATELESS, False), (Module([STATELESS]), False)):
+        assert Chain([module]).ends_in_state == expected, module
     assert Chain([NET, STATELESS]).ends_in_state
     assert Chain([STATELESS, NET, STATELESS]).ends_in_state
-    assert not Chain([NET, STATELESS]).holds_state  # only the modules at the end wait, not the rest of the batch
+    assert not Chain([NET, STATELESS]).holds_state  # only the modules at the end wait, not the entire batch
     assert not Chain([STATELESS, STATELESS]).ends_in_state

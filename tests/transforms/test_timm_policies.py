@@ -1,4 +1,4 @@
-"""timm's automatic augmentation: config strings, draws and operations, compared with timm's."""
+"""timm's automatic augmentation has the config strings, draws and operations of timm."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def simulate_policy(timm_module, config: str, hparams: dict | None, count: int):
     return simulated(timm_module, original, [operation for entry in original.policy for operation in entry], count)
 
 
+def assert_same_counts(our_counts: list[int], their_counts: list[int]) -> None:
+    """Compare the distributions of the numbers of operations, which can be constant."""
+    if len(set(their_counts)) == 1:
+        assert set(our_counts) == set(their_counts)
+    else:
+        assert alike(our_counts, their_counts) > 0.01
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:-1])
 def test_timm_auto_augment_draws_the_operations_that_timm_draws(timm_module, policy):
@@ -54,7 +62,7 @@ def test_timm_auto_augment_draws_the_operations_that_timm_draws(timm_module, pol
 
 
 def test_timm_auto_augment_3a_draws_one_of_solarize_gray_and_blur(timm_module):
-    # Of a threshold of 128, grey, and a blur with a radius in 0.1 … 2, each image gets one.
+    # Each image gets one of solarize with a threshold of 128, grayscale, and a blur with a radius in 0.1 … 2.
     record = draw(T.TimmAutoAugment("3a"), 6000)
     assert (record.codes[:, 1] == NOTHING).all()
     names = [OPS[code] for code in record.codes[:, 0]]
@@ -76,7 +84,8 @@ def test_timm_auto_augment_draws_magnitudes_with_a_deviation_like_timm(timm_modu
     ours = described(draw(T.TimmAutoAugment(config, hparams), count))
     for operation in ("saturation", "contrast", "sharpness"):
         our_magnitudes, their_magnitudes = (
-            [entry[1] for sample in samples for entry in sample if entry[0] == operation] for samples in (ours, theirs)
+            [value for sample in samples for name, value, *_ in sample if name == operation]
+            for samples in (ours, theirs)
         )
         assert len(our_magnitudes) > 100
         assert stats.ks_2samp(our_magnitudes, their_magnitudes, method="asymp").pvalue > 0.001, operation
@@ -95,18 +104,14 @@ def test_timm_aug_mix_draws_chains_and_weights_like_timm(timm_module, config):
     chains = [described(record.chain(number)) for number in range(width)]
     ours = [tuple(entry for chain in sample for entry in chain) for sample in zip(*chains, strict=True)]
     our_counts = [len(sample) for sample in ours]
-    assert (
-        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
-    )
-    assert (
-        alike([entry[0] for sample in ours for entry in sample], [entry[0] for sample in theirs for entry in sample])
-        > 0.01
-    )
+    assert_same_counts(our_counts, their_counts)
+    our_names, their_names = ([name for sample in samples for name, *_ in sample] for samples in (ours, theirs))
+    assert alike(our_names, their_names) > 0.01
     factors = [
-        [entry[1] for sample in samples for entry in sample if entry[0] == "contrast"] for samples in (ours, theirs)
+        [value for sample in samples for name, value, *_ in sample if name == "contrast"] for samples in (ours, theirs)
     ]
     assert stats.ks_2samp(*factors, method="asymp").pvalue > 0.001
-    # timm's mixture has a beta-distributed weight, which its chains divide.
+    # timm's mixture has a beta-distributed weight, which is divided among its chains.
     alpha = original.alpha
     assert stats.kstest(record.weights[:, 0], stats.beta(alpha, alpha).cdf).pvalue > 0.001
     assert np.allclose(record.weights.sum(axis=1), 1)
@@ -137,12 +142,12 @@ def test_from_timm_selects_the_policy_class_by_the_config_string(timm_module):
     ):
         chain = T.from_timm({"interpolation": "bilinear"}, True, auto_augment=config)
         assert policy(config, {**hparams, **extra_hparams}) in chain
-        assert (jitter in chain) == ("3a" in config)  # timm drops ColorJitter next to the other policies
+        assert (jitter in chain) == ("3a" in config)  # timm drops ColorJitter unless the policy is a "3a"
 
 
 MIN_P_VALUE = 0.0005  # in 66 comparisons of magnitudes, one p-value below 0.01 is expected
 CODE_NAMES = {name.replace("TranslateX", "TranslateXRel").replace("TranslateY", "TranslateYRel") for name in TIMM.names}
-CODE_NAMES.remove("GaussianBlurRand")  # its radius is drawn
+CODE_NAMES.remove("GaussianBlurRand")  # has a random radius
 
 
 def simulate_layers(timm_module, config: str, hparams: dict | None, count: int):
@@ -172,12 +177,9 @@ def test_timm_rand_augment_draws_the_operations_that_timm_draws(timm_module, con
     assert len(set(ours)) > 3
     assert alike(ours, theirs) > 0.005
     our_counts = [len(sample) for sample in ours]
-    assert (
-        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
-    )
-    assert (
-        alike([entry for sample in ours for entry in sample], [entry for sample in theirs for entry in sample]) > 0.01
-    )
+    assert_same_counts(our_counts, their_counts)
+    our_entries, their_entries = ([entry for sample in samples for entry in sample] for samples in (ours, theirs))
+    assert alike(our_entries, their_entries) > 0.01
 
 
 @pytest.mark.slow
@@ -208,9 +210,8 @@ def test_timm_rand_augment_draws_magnitudes_with_a_deviation_like_timm(timm_modu
         np.array([sample[0][1:7] for sample in samples if sample[0][0] == "warp"]) for samples in (ours, theirs)
     )
     for column in range(6):
-        assert stats.ks_2samp(our_values[:, column], their_values[:, column], method="asymp").pvalue > MIN_P_VALUE, (
-            column
-        )
+        p_value = stats.ks_2samp(our_values[:, column], their_values[:, column], method="asymp").pvalue
+        assert p_value > MIN_P_VALUE, column
 
 
 def test_infinite_mstd_draws_uniform_magnitudes():
@@ -240,7 +241,7 @@ def test_timm_rand_augment_draws_a_filter_for_each_operation(timm_module):
 
 @pytest.mark.parametrize("name", sorted(CODE_NAMES))
 def test_each_operation_gives_timms_pixels(timm_module, name, monkeypatch):
-    """Compare each magnitude, with both signs and filters, after the stage on the CPU."""
+    """The stage on the CPU applies each magnitude, with both signs and filters."""
     noise = np.random.default_rng(6).integers(0, 256, (6, 5, 3), np.uint8)
     picture = Image.fromarray(noise).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     hparams = {"img_mean": (3, 90, 200), "translate_pct": 0.4}

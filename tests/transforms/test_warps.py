@@ -1,4 +1,4 @@
-"""Rotations, affine maps and perspectives: arguments, maps compared with torchvision's, and draws."""
+"""Rotations, affine maps and perspectives have torchvision's arguments and maps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from gpuload.transforms.warps import affine_coefficients, perspective_coefficien
 
 def map_forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Map points of the image to the result, given the coefficients of the inverse map."""
-    homogeneous = (
-        np.append(points_xy, np.ones((len(points_xy), 1)), 1)
-        @ np.linalg.inv(np.append(coefficients, 1).reshape(3, 3)).T
-    )
+    inverse = np.append(coefficients, 1).reshape(3, 3)
+    homogeneous = np.append(points_xy, np.ones((len(points_xy), 1)), 1) @ np.linalg.inv(inverse).T
     return homogeneous[:, :2] / homogeneous[:, 2:]
 
 
@@ -88,7 +86,7 @@ def test_perspective_coefficients_equal_torchvisions():
 def test_perspective_coefficients_of_collinear_corners_are_the_identity():
     sizes = np.array([[40, 40], [1, 30], [30, 1], [40, 40]])
     corners = np.array([[[0, 0], [39, 0], [39, 39], [0, 39]]] * 4)
-    corners[0, 1] = [20, 20]  # top left, top right and bottom right
+    corners[0, 1] = [20, 20]  # so that top left, top right and bottom right are on one line
     coefficients, is_invertible = perspective_coefficients(sizes, corners)
     np.testing.assert_array_equal(is_invertible, [False, False, False, True])
     np.testing.assert_allclose(coefficients, np.tile([1.0, 0, 0, 0, 1, 0, 0, 0], (4, 1)), atol=1e-12)

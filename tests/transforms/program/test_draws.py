@@ -1,4 +1,4 @@
-"""Sizes and boxes that are drawn, and programs for regions that were resized when they were decoded."""
+"""Programs have the sizes and boxes of torchvision, and are adapted to regions that were resized by their decoder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_resize_rounds_sizes_like_torchvision(resize, size, expected):
 def test_center_crop_rounds_and_pads_like_torchvision():
     sizes = np.array([[10, 11], [11, 12], [12, 13], [7, 6], [6, 20]])
     boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes).records[0].box_tlhw
-    # Halves are rounded to even numbers; of missing pixels, the smaller half is at the top and left.
+    # Halves are rounded to even numbers; if an odd number of pixels is missing, fewer are added at the top and left.
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]
 
 
