@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.both_loaders import gpuload_batches
 from helpers.map_datasets import MapDataset
-from helpers.warm_interpreters import TOO
+from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -115,7 +115,7 @@ def on_two_ranks(tmp_path_factory, warm_popen):
     processes = [
         warm_popen(
             [sys.executable, str(folder / "program.py"), json.dumps(CASES), str(rank), str(folder / "store")],
-            env={**os.environ, "OMP_NUM_THREADS": "1", TOO: "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", WARM_CHILDREN_VARIABLE: "1"},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -30,4 +30,4 @@ def why_not(run: str) -> str | None:
 def needs(run: str) -> None:
     """Skip a test if a backend cannot be used; fail it if ``CI`` is set, as on GitHub's machines."""
     if (reason := why_not(run)) is not None:
-        lacking.backend(run, reason)
+        lacking.skip_backend(run, reason)

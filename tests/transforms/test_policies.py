@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import peers
-from helpers.operation_draws import alike, described, program
+from helpers.operation_draws import described, p_value, program
 from PIL import Image
 from scipy import stats
 
@@ -143,7 +143,7 @@ def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
 )
 def test_auto_and_trivial_augment_draw_operations_as_torchvision(v2, name, argument):
     theirs = simulated(getattr(v2, name)(v2.AutoAugmentPolicy(argument) if name == "AutoAugment" else argument), 8000)
-    assert alike(described(draw(getattr(T, name)(argument), 8000)), theirs) > 0.01
+    assert p_value(described(draw(getattr(T, name)(argument), 8000)), theirs) > 0.01
 
 
 def test_auto_augment_applies_the_operations_of_a_pair_independently():
@@ -162,9 +162,9 @@ def test_rand_augment_draws_operations_as_torchvision(v2, num_ops, magnitude, bi
     ours = described(draw(T.RandAugment(num_ops, magnitude, bins), 3000))
     assert {len(sample) for sample in ours} == {num_ops}
     for place in range(num_ops):
-        assert alike([sample[place] for sample in ours], [sample[place] for sample in theirs]) > 0.01
+        assert p_value([sample[place] for sample in ours], [sample[place] for sample in theirs]) > 0.01
     if num_ops > 1:
-        assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
+        assert p_value([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
 
 
 def test_rand_augment_with_num_ops_0_draws_no_operation():
@@ -262,9 +262,9 @@ def test_aug_mix_draws_operations_depths_and_weights_as_torchvision(v2, argument
     params = draw(T.AugMix(**arguments), MIXTURES)
     flat = Ops(params.codes.reshape(-1, 1), params.values.reshape(-1, 1, VALUES))
     ours = [entry[0] for entry in described(flat) if entry]
-    assert alike(ours, theirs) > 0.01
+    assert p_value(ours, theirs) > 0.01
     our_counts = (params.codes != NOTHING).sum(axis=(1, 2)).tolist()
-    assert set(our_counts) == set(their_counts) == {4} if arguments else alike(our_counts, their_counts) > 0.01
+    assert set(our_counts) == set(their_counts) == {4} if arguments else p_value(our_counts, their_counts) > 0.01
     assert params.weights.shape == weights.shape
     for column in range(weights.shape[1]):
         assert stats.ks_2samp(params.weights[:, column], weights[:, column]).pvalue > 0.001

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import peers
-from helpers.operation_draws import alike, described, program
-from helpers.timm_draws import HEIGHT, WIDTH, simulated
+from helpers.operation_draws import described, p_value, program
+from helpers.timm_draws import HEIGHT, WIDTH, run_timm
 from PIL import Image
 from scipy import stats
 
@@ -35,7 +35,7 @@ def draw(transform, n: int):
 
 def simulated_policy(published, config: str, hparams: dict | None, n: int):
     original = published.auto_augment_transform(config, None if hparams is None else dict(hparams))
-    return simulated(published, original, [operation for entry in original.policy for operation in entry], n)
+    return run_timm(published, original, [operation for entry in original.policy for operation in entry], n)
 
 
 @pytest.mark.slow
@@ -45,10 +45,10 @@ def test_timm_auto_augment_draws_the_operations_that_timm_draws(published, polic
     theirs, filters, counts = simulated_policy(published, policy, None, n)
     record = draw(T.TimmAutoAugment(policy), n)
     ours = described(record)
-    assert alike(ours, theirs) > 0.005
-    assert alike([len(sample) for sample in ours], counts) > 0.01
+    assert p_value(ours, theirs) > 0.005
+    assert p_value([len(sample) for sample in ours], counts) > 0.01
     done = record.codes != NOTHING
-    assert alike([FILTERS[code] for code in record.filters[done]], [entry.name.lower() for entry in filters]) > 0.01
+    assert p_value([FILTERS[code] for code in record.filters[done]], [entry.name.lower() for entry in filters]) > 0.01
 
 
 def test_timm_auto_augment_3a_draws_one_of_solarize_grey_and_blur(published):
@@ -85,7 +85,7 @@ def test_timm_auto_augment_draws_magnitudes_with_a_deviation_as_timm(published, 
 def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
     original = published.augment_and_mix_transform(config)
     n = 3000
-    theirs, _, their_counts = simulated(published, original, original.ops, n)
+    theirs, _, their_counts = run_timm(published, original, original.ops, n)
     record = draw(T.TimmAugMix(config), n)
     assert isinstance(record, ChainMixture)
     width = record.codes.shape[1]
@@ -94,10 +94,12 @@ def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
     ours = [tuple(entry for chain in sample for entry in chain) for sample in zip(*chains, strict=True)]
     our_counts = [len(sample) for sample in ours]
     assert (
-        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
+        set(our_counts) == set(their_counts)
+        if len(set(their_counts)) == 1
+        else p_value(our_counts, their_counts) > 0.01
     )
     assert (
-        alike([entry[0] for sample in ours for entry in sample], [entry[0] for sample in theirs for entry in sample])
+        p_value([entry[0] for sample in ours for entry in sample], [entry[0] for sample in theirs for entry in sample])
         > 0.01
     )
     factors = [
@@ -145,7 +147,7 @@ CODE_NAMES.remove("GaussianBlurRand")  # its radius is drawn
 
 def simulated_layers(published, config: str, hparams: dict | None, n: int):
     original = published.rand_augment_transform(config, None if hparams is None else dict(hparams))
-    return simulated(published, original, original.ops, n)
+    return run_timm(published, original, original.ops, n)
 
 
 @pytest.mark.slow
@@ -168,13 +170,15 @@ def test_timm_rand_augment_draws_the_operations_that_timm_draws(published, confi
     theirs, _, their_counts = simulated_layers(published, config, hparams, n)
     ours = described(draw(T.TimmRandAugment(config, hparams), n))
     assert len(set(ours)) > 3
-    assert alike(ours, theirs) > 0.005
+    assert p_value(ours, theirs) > 0.005
     our_counts = [len(sample) for sample in ours]
     assert (
-        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
+        set(our_counts) == set(their_counts)
+        if len(set(their_counts)) == 1
+        else p_value(our_counts, their_counts) > 0.01
     )
     assert (
-        alike([entry for sample in ours for entry in sample], [entry for sample in theirs for entry in sample]) > 0.01
+        p_value([entry for sample in ours for entry in sample], [entry for sample in theirs for entry in sample]) > 0.01
     )
 
 
@@ -225,7 +229,7 @@ def test_timm_rand_augment_draws_a_filter_for_each_operation(published):
     done = params.codes != NOTHING
     ours = [FILTERS[number] for number in params.filters[done].tolist()]
     assert set(ours) == {"bilinear", "bicubic"}
-    assert alike(ours, [entry.name.lower() for entry in resample]) > 0.01
+    assert p_value(ours, [entry.name.lower() for entry in resample]) > 0.01
     # Filters are drawn for each operation, not for each image.
     assert abs((params.filters[:, 0] == params.filters[:, 1]).mean() - 0.5) < 0.05
     fixed = draw(T.TimmRandAugment("rand", {"interpolation": Image.Resampling.BILINEAR}), 50)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from helpers.map_datasets import MapDataset
 from helpers.programs import run_python
-from helpers.warm_interpreters import TOO
+from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -510,5 +510,5 @@ assert memory.buf[0] == 2
 memory.close()
 memory.unlink()
 """
-    _, stderr = run_python(program, env={**os.environ, TOO: "1"})
+    _, stderr = run_python(program, env={**os.environ, WARM_CHILDREN_VARIABLE: "1"})
     assert stderr == ""

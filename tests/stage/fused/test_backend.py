@@ -23,7 +23,7 @@ from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")
-on_the_cpu = lacking.mark("Triton's interpreter", not INTERPRETED.value)
+on_the_cpu = lacking.mark_missing("Triton's interpreter", not INTERPRETED.value)
 
 
 def reasons(*transforms):
