@@ -1,4 +1,4 @@
-"""All public arguments accept scalars of NumPy and 0-d tensors, and refuse other types with one wording.
+"""All public arguments accept NumPy scalars and 0-d tensors, and refuse wrong types with the same wording.
 
 The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their types are read from annotations.
 """
@@ -41,7 +41,8 @@ def pack(files: Any, **options: Any) -> Any:
     return gl.pack(gl.ImageFiles(files.folder), folder, **{"to": "tar", "workers": 0, **options})
 
 
-# By name, a call with the required arguments, given paths of files and the tested argument.
+# For each public name, a function that calls it with its required arguments. It gets the test files and the argument
+# under test.
 CALLS: dict[str, Callable[..., Any]] = {
     "ArrayFile": lambda files, **options: gl.ArrayFile(files.raw, dtype="uint8", **{"shape": (2, 4, 4, 3), **options}),
     "Augment": make_augment,
@@ -176,16 +177,16 @@ OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "headspace": {"steps": (0,)},
     "pack": {"quality": (0, 101), "shard_bytes": (0,), "short_side": (0, 65_501), "workers": (-1, 4097)},
 }
-TENSORS = (np.asarray, torch.tensor)
+ZERO_D_CONVERTERS = (np.asarray, torch.tensor)
 INVALID: dict[str, tuple[Any, ...]] = {
     "int": (True, np.True_, torch.tensor(True), 1.5, np.float32(1.5), torch.tensor(1.5), "3"),
     "float": (True, np.True_, torch.tensor(True), "0.5"),
     "bool": (2, 1.5, np.float32(1), torch.tensor(0.5), "no"),
 }
 SCALARS: dict[str, tuple[Callable[[Any], Any], ...]] = {
-    "int": (np.int64, *TENSORS),
-    "float": (np.float32, np.float64, *TENSORS),
-    "bool": (np.bool_, int, *TENSORS),
+    "int": (np.int64, *ZERO_D_CONVERTERS),
+    "float": (np.float32, np.float64, *ZERO_D_CONVERTERS),
+    "bool": (np.bool_, int, *ZERO_D_CONVERTERS),
 }
 
 
@@ -193,14 +194,14 @@ def kind_of(annotation: str, name: str = "") -> str | None:
     """Classify an annotation: a number, numbers, a choice, a function, or something else; None if it is unknown."""
     if name == "fill":
         return name
-    first = annotation.removeprefix("ForwardRef('").split(" | ")[0]
-    if first in NUMBERS or first in CHOICES:
-        return first
+    first_type = annotation.removeprefix("ForwardRef('").split(" | ")[0]
+    if first_type in NUMBERS or first_type in CHOICES:
+        return first_type
     if numbers := re.match(r"(?:tuple|Sequence)\[(int|float)(, (int|float|\.\.\.))?\]", annotation):
         return f"{numbers[1]}s"
-    if first.startswith("Literal") and "'raw'" not in first:
+    if first_type.startswith("Literal") and "'raw'" not in first_type:
         return "choice"
-    if first.startswith("Callable"):
+    if first_type.startswith("Callable"):
         return "function"
     return "other" if OTHER_ANNOTATIONS.match(annotation) else None
 
@@ -266,7 +267,7 @@ def packed(root: Path, store: str) -> Path:
 
 
 def call(owner: str, files: Any, **options: Any) -> Any:
-    """Call a class or function with the argument; the other arguments of a transform are those of its picture."""
+    """Call a class or function with the argument, and a transform also with the arguments of its example (`SPECS`)."""
     if owner in CALLS:
         return CALLS[owner](files, **options)
     if owner in SPECS and SPECS[owner].code:
@@ -289,36 +290,37 @@ def test_the_annotation_of_each_public_argument_is_known():
         f"{owner}.{name}: {annotation}" for owner, name, annotation, _ in ARGUMENTS if kind_of(annotation) is None
     }
     assert not unknown, "add these annotations to NUMBERS, CHOICES or OTHER_ANNOTATIONS in tests/test_arguments.py"
-    assert len(CASES) > 180
+    assert len(CASES) > 180, "fewer arguments than expected are tested: were annotations or names lost?"
 
 
 @pytest.mark.parametrize(("owner", "name", "annotation", "default"), CASES)
-def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_other_types(
+def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_wrong_types(
     files, owner, name, annotation, default
 ):
     kind = kind_of(annotation, name)
     takes_none = "None" in annotation or bool({name, f"{owner}.{name}"} & ACCEPT_NONE)
+    none_if_refused = () if takes_none else (None,)
     if kind in NUMBERS:
-        plain = value_of(owner, name, kind, default)
+        valid_value = value_of(owner, name, kind, default)
         for scalar in SCALARS[kind]:
             stored, expected = (
                 repr(getattr(call(owner, files, **{name: value}), name, None))
-                for value in (scalar(plain), np.asarray(scalar(plain)).item())
+                for value in (scalar(valid_value), np.asarray(scalar(valid_value)).item())
             )
             assert stored == expected, "the value must be stored as a plain number"
-        wording, invalid = rf"{name}\b.* must be {NUMBERS[kind]}, got ", INVALID[kind] + (None,) * (not takes_none)
+        wording, invalid = rf"{name}\b.* must be {NUMBERS[kind]}, got ", (*INVALID[kind], *none_if_refused)
     elif kind in ("ints", "floats"):
-        plain = value_of(owner, name, kind, default)
-        for scalars in ([torch.tensor(number) for number in plain], np.array(plain)):
+        valid_value = value_of(owner, name, kind, default)
+        for scalars in ([torch.tensor(number) for number in valid_value], np.array(valid_value)):
             call(owner, files, **{name: scalars})
-        if annotation.startswith("tuple[float, float]") and plain[0] < plain[1]:
+        if annotation.startswith("tuple[float, float]") and valid_value[0] < valid_value[1]:
             with pytest.raises(ValueError, match=rf"{name}\b.* must be \(low, high\) with low ≤ high"):
-                call(owner, files, **{name: plain[::-1]})
-        wording, invalid = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(plain))
+                call(owner, files, **{name: valid_value[::-1]})
+        wording, invalid = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(valid_value))
     elif kind == "fill":
         wording, invalid = rf"{name}\b.* must be a number, got ", ("black", True, [1, "2"])
     elif kind == "function":
-        wording, invalid = rf"{name}\b.* must be callable, got ", (3, "x") + (None,) * (not takes_none)
+        wording, invalid = rf"{name}\b.* must be callable, got ", (3, "x", *none_if_refused)
     else:
         wording, invalid = rf"{name}\b.* must be one of '", (3.5, b"x")
         with pytest.raises(ValueError, match=wording):
@@ -336,7 +338,7 @@ def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_other_types(
         for name in values
     ],
 )
-def test_arguments_refuse_values_out_of_bounds_with_one_wording(files, owner, name):
+def test_arguments_refuse_values_out_of_bounds_with_the_same_wording(files, owner, name):
     for value in OUT_OF_BOUNDS[owner][name]:
         with pytest.raises(ValueError, match=rf"{name}\b.* must be (at (least|most)|greater than|less than) .*, got "):
             call(owner, files, **{name: value})
@@ -363,6 +365,6 @@ def test_probabilities_outside_0_to_1_raise_value_error(files, owner):
         (lambda: T.Normalize((), ()), "Normalize(mean=…) must be a list of numbers, got ()"),
     ],
 )
-def test_arguments_refuse_infinite_numbers_and_wrong_lengths(make, text):
+def test_arguments_refuse_nan_reversed_ranges_and_wrong_lengths(make, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         make()

@@ -1,4 +1,4 @@
-"""Batches of ten recipes on a GPU equal those of the CPU within the bounds of the parity table or for Kornia."""
+"""Batches of ten recipes on a GPU equal the CPU's batches, within the bounds of the parity table or of Kornia."""
 
 from __future__ import annotations
 

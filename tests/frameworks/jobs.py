@@ -13,7 +13,7 @@ from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 
 LIMIT_S = 150
 
-# The beginning of all scripts. The log survives a SIGKILL, since each line is written to the kernel at once.
+# The beginning of all scripts. The log survives a SIGKILL, since each line is passed to the kernel immediately.
 COMMON = """
 import hashlib, json, os, signal, sys
 from pathlib import Path

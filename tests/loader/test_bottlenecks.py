@@ -138,7 +138,7 @@ def test_stats_without_nvimagecodec_count_fully_decoded_jpegs(sixteen_cpus):
     assert stats.decode.whole == stats.decode.counts["simplejpeg"]
 
 
-@lacking.mark("no GPU", torch.cuda.is_available())  # which would lock the memory
+@lacking.mark_missing("no GPU", torch.cuda.is_available())  # which would lock the memory
 def test_stats_with_refused_page_locking_name_copying_and_ulimit(monkeypatch):
     """The simulated driver refuses to page-lock, and a copy from other memory waits for the device, which is busy."""
 

@@ -89,7 +89,7 @@ def test_module_with_state_sees_the_latest_training_step(device, held):
                 module.by += 100  # a step of the optimizer
     assert set(module.streams) == {"consumer"}
     # The input of the module is kept for the stream on which the module ran.
-    assert ((2, 3, 4, 4), "consumer") in [(tensor.shape, stream) for tensor, stream in device.kept]
+    assert ((2, 3, 4, 4), "consumer") in [(tensor.shape, stream) for tensor, stream in device.recorded_tensors]
 
 
 def test_deep_module_can_be_trained_through_the_loader(device):

@@ -30,4 +30,4 @@ def unusable_reason(run: str) -> str | None:
 def needs(run: str) -> None:
     """Skip a test if a backend cannot be used; fail it if ``CI`` is set, as on GitHub's machines."""
     if (reason := unusable_reason(run)) is not None:
-        lacking.backend(run, reason)
+        lacking.skip_backend(run, reason)

@@ -115,7 +115,7 @@ def test_refused_lock_returns_the_error_and_clears_the_last_error(monkeypatch):
     assert calls == [(4096, 8192), "launch"]
 
 
-@lacking.mark("no GPU", torch.accelerator.is_available())
+@lacking.mark_missing("no GPU", torch.accelerator.is_available())
 def test_devices_without_an_accelerator_are_the_cpu():
     assert (devices.is_available(), devices.default_device_type()) == (False, "cpu")
     assert devices.generator_of(torch.device("cpu")) is torch.default_generator

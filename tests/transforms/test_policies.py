@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import peers
-from helpers.operation_draws import alike, described, program
+from helpers.operation_draws import described, p_value, program
 from PIL import Image
 from scipy import stats
 
@@ -144,7 +144,7 @@ def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
 )
 def test_auto_and_trivial_augment_draw_operations_like_torchvision(v2, name, argument):
     theirs = simulate(getattr(v2, name)(v2.AutoAugmentPolicy(argument) if name == "AutoAugment" else argument), 8000)
-    assert alike(described(draw(getattr(T, name)(argument), 8000)), theirs) > 0.01
+    assert p_value(described(draw(getattr(T, name)(argument), 8000)), theirs) > 0.01
 
 
 def test_auto_augment_applies_the_operations_of_a_pair_independently():
@@ -163,9 +163,9 @@ def test_rand_augment_draws_operations_like_torchvision(v2, num_ops, magnitude, 
     ours = described(draw(T.RandAugment(num_ops, magnitude, bins), 3000))
     assert {len(sample) for sample in ours} == {num_ops}
     for index in range(num_ops):
-        assert alike([sample[index] for sample in ours], [sample[index] for sample in theirs]) > 0.01
+        assert p_value([sample[index] for sample in ours], [sample[index] for sample in theirs]) > 0.01
     if num_ops > 1:
-        assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
+        assert p_value([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
 
 
 def test_rand_augment_with_num_ops_0_draws_no_operation():
@@ -263,12 +263,12 @@ def test_aug_mix_draws_operations_depths_and_weights_like_torchvision(v2, argume
     params = draw(T.AugMix(**arguments), MIXTURES)
     flat = Ops(params.codes.reshape(-1, 1), params.values.reshape(-1, 1, VALUES))
     ours = [entry[0] for entry in described(flat) if entry]
-    assert alike(ours, theirs) > 0.01
+    assert p_value(ours, theirs) > 0.01
     our_counts = (params.codes != NOTHING).sum(axis=(1, 2)).tolist()
     if arguments:  # a mixture_width of 2 and a chain_depth of 2
         assert set(our_counts) == set(their_counts) == {4}
     else:
-        assert alike(our_counts, their_counts) > 0.01
+        assert p_value(our_counts, their_counts) > 0.01
     assert params.weights.shape == weights.shape
     for column in range(weights.shape[1]):
         assert stats.ks_2samp(params.weights[:, column], weights[:, column]).pvalue > 0.001

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import peers
-from helpers.operation_draws import alike, described, program
-from helpers.timm_draws import HEIGHT, WIDTH, simulated
+from helpers.operation_draws import described, p_value, program
+from helpers.timm_draws import HEIGHT, WIDTH, run_timm
 from PIL import Image
 from scipy import stats
 
@@ -37,7 +37,7 @@ def draw(transform, count: int):
 
 def simulate_policy(timm_module, config: str, hparams: dict | None, count: int):
     original = timm_module.auto_augment_transform(config, None if hparams is None else dict(hparams))
-    return simulated(timm_module, original, [operation for entry in original.policy for operation in entry], count)
+    return run_timm(timm_module, original, [operation for entry in original.policy for operation in entry], count)
 
 
 def assert_same_counts(our_counts: list[int], their_counts: list[int]) -> None:
@@ -45,7 +45,7 @@ def assert_same_counts(our_counts: list[int], their_counts: list[int]) -> None:
     if len(set(their_counts)) == 1:
         assert set(our_counts) == set(their_counts)
     else:
-        assert alike(our_counts, their_counts) > 0.01
+        assert p_value(our_counts, their_counts) > 0.01
 
 
 @pytest.mark.slow
@@ -55,10 +55,11 @@ def test_timm_auto_augment_draws_the_operations_that_timm_draws(timm_module, pol
     theirs, filters, counts = simulate_policy(timm_module, policy, None, count)
     record = draw(T.TimmAutoAugment(policy), count)
     ours = described(record)
-    assert alike(ours, theirs) > 0.005
-    assert alike([len(sample) for sample in ours], counts) > 0.01
+    assert p_value(ours, theirs) > 0.005
+    assert p_value([len(sample) for sample in ours], counts) > 0.01
     applied = record.codes != NOTHING
-    assert alike([FILTERS[code] for code in record.filters[applied]], [entry.name.lower() for entry in filters]) > 0.01
+    names = [FILTERS[code] for code in record.filters[applied]]
+    assert p_value(names, [entry.name.lower() for entry in filters]) > 0.01
 
 
 def test_timm_auto_augment_3a_draws_one_of_solarize_gray_and_blur(timm_module):
@@ -96,7 +97,7 @@ def test_timm_auto_augment_draws_magnitudes_with_a_deviation_like_timm(timm_modu
 def test_timm_aug_mix_draws_chains_and_weights_like_timm(timm_module, config):
     original = timm_module.augment_and_mix_transform(config)
     count = 3000
-    theirs, _, their_counts = simulated(timm_module, original, original.ops, count)
+    theirs, _, their_counts = run_timm(timm_module, original, original.ops, count)
     record = draw(T.TimmAugMix(config), count)
     assert isinstance(record, ChainMixture)
     width = record.codes.shape[1]
@@ -106,7 +107,7 @@ def test_timm_aug_mix_draws_chains_and_weights_like_timm(timm_module, config):
     our_counts = [len(sample) for sample in ours]
     assert_same_counts(our_counts, their_counts)
     our_names, their_names = ([name for sample in samples for name, *_ in sample] for samples in (ours, theirs))
-    assert alike(our_names, their_names) > 0.01
+    assert p_value(our_names, their_names) > 0.01
     factors = [
         [value for sample in samples for name, value, *_ in sample if name == "contrast"] for samples in (ours, theirs)
     ]
@@ -152,7 +153,7 @@ CODE_NAMES.remove("GaussianBlurRand")  # has a random radius
 
 def simulate_layers(timm_module, config: str, hparams: dict | None, count: int):
     original = timm_module.rand_augment_transform(config, None if hparams is None else dict(hparams))
-    return simulated(timm_module, original, original.ops, count)
+    return run_timm(timm_module, original, original.ops, count)
 
 
 @pytest.mark.slow
@@ -175,11 +176,11 @@ def test_timm_rand_augment_draws_the_operations_that_timm_draws(timm_module, con
     theirs, _, their_counts = simulate_layers(timm_module, config, hparams, count)
     ours = described(draw(T.TimmRandAugment(config, hparams), count))
     assert len(set(ours)) > 3
-    assert alike(ours, theirs) > 0.005
+    assert p_value(ours, theirs) > 0.005
     our_counts = [len(sample) for sample in ours]
     assert_same_counts(our_counts, their_counts)
     our_entries, their_entries = ([entry for sample in samples for entry in sample] for samples in (ours, theirs))
-    assert alike(our_entries, their_entries) > 0.01
+    assert p_value(our_entries, their_entries) > 0.01
 
 
 @pytest.mark.slow
@@ -228,7 +229,7 @@ def test_timm_rand_augment_draws_a_filter_for_each_operation(timm_module):
     applied = params.codes != NOTHING
     filters = [FILTERS[number] for number in params.filters[applied].tolist()]
     assert set(filters) == {"bilinear", "bicubic"}
-    assert alike(filters, [entry.name.lower() for entry in resample]) > 0.01
+    assert p_value(filters, [entry.name.lower() for entry in resample]) > 0.01
     # Filters are drawn for each operation, not for each image.
     assert abs((params.filters[:, 0] == params.filters[:, 1]).mean() - 0.5) < 0.05
     fixed = draw(T.TimmRandAugment("rand", {"interpolation": Image.Resampling.BILINEAR}), 50)

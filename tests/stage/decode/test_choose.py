@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.jpeg_kinds import Photos, photo
-from simulated.decoder import ENGINE, OTHER, decoding_with
+from simulated.decoder import ENGINE, FALLBACK, decoding_with
 
 import gpuload as gl
 from gpuload.decode.options import select_device_samples
@@ -35,11 +35,11 @@ def test_choose_by_default_leaves_decoding_to_workers():
 
 def test_plan_names_the_decoder():
     with decoding_with():
-        assert plan_text(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
+        assert plan_text(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {FALLBACK} on cpu"
         decoder_line = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
-        assert decoder_line == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
+        assert decoder_line == f"decoder {ENGINE}, {FALLBACK} on cpu, 25% of the samples; workers (CPU) for the others"
     with decoding_with(engine=False):
-        assert plan_text(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
+        assert plan_text(decode=DEVICE).endswith(f"decoder {FALLBACK} on cpu (no JPEG engine: this one has none)")
 
 
 def test_device_that_cannot_decode_warns_once_and_workers_decode(monkeypatch):

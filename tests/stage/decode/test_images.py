@@ -10,7 +10,7 @@ import torch
 from helpers.generated_images import jpeg_bytes, smooth_image
 from helpers.jpeg_kinds import KINDS, Photos, assert_same, gray, make_loader, photo, read_batches, without_tables
 from PIL import Image
-from simulated.decoder import ENGINE, OTHER, FakeDecoder, decoding_with
+from simulated.decoder import ENGINE, FALLBACK, FakeDecoder, decoding_with
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -84,7 +84,7 @@ def test_kind_of_a_file_decides_whether_the_device_or_a_worker_decodes_it(kind):
             [((images, _), _)] = list(loader)
             assert torch.equal(images, expected[0][0][0])
         stats = loader.stats()
-        on_device = stats.decode.counts.get(ENGINE, 0) + stats.decode.counts.get(OTHER, 0)
+        on_device = stats.decode.counts.get(ENGINE, 0) + stats.decode.counts.get(FALLBACK, 0)
         assert on_device == (3 if decoded_by == "device" else 0)
         assert sum(stats.decode.refused.values()) == (3 if decoded_by in ("refused", "nobody after the device") else 0)
         assert stats.part("device decode").count == (3 if decoded_by not in ("worker", "nobody") else 0)

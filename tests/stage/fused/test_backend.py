@@ -23,7 +23,7 @@ from gpuload.transforms.program.fusing import passes
 from gpuload.transforms.program.ops import code
 
 CPU = torch.device("cpu")
-needs_interpreter = lacking.mark("Triton's interpreter", not INTERPRETED.value)
+needs_interpreter = lacking.mark_missing("Triton's interpreter", not INTERPRETED.value)
 
 
 def reasons_for_torch(*transforms):

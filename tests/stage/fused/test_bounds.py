@@ -67,7 +67,7 @@ for height, width, channels in ((19, 37, 3), (4, 3, 1)):
 """
 
 
-@lacking.mark("no GPU", torch.cuda.is_available())  # kernels on a GPU do not read this memory
+@lacking.mark_missing("no GPU", torch.cuda.is_available())  # kernels on a GPU do not read this memory
 @pytest.mark.usefixtures("warm")
 def test_kernels_read_no_byte_outside_an_image():
     run_python(PROGRAM, timeout=280)
