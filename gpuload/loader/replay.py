@@ -18,11 +18,12 @@ from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
 from gpuload.order.options import OrderOptions
-from gpuload.order.schedule import shares_of
+from gpuload.order.schedule import ranks_of, shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
 from gpuload.transforms.program.ops import NOTHING, OPS, Call, Ops, PartnerMix, map_params
+from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -69,9 +70,10 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         row = int((positions == position).argmax())
         if index is not None:
             indices[row] = index
+    spec = BatchSpec(_step_of(options, position), epoch, positions, indices)
     session = _open_session(options, indices)
     try:
-        session.begin(iter([BatchSpec(0, epoch, positions, indices)]))
+        session.begin(iter([spec]))
         batch = session.feed.pop_batch()
         assert batch is not None
         for error in batch.errors:
@@ -81,6 +83,20 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         return _finish_replay(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
+
+
+def _step_of(options: Options, position: int) -> int:
+    """Return the number of the batch that contains a position, in an epoch of full batches from its first position
+    on."""
+    order = options.order
+    if order.batch_sampler is None:
+        return position // (order.size * ranks_of(order)["world_size"])
+    if argument := options.chain.find_varying(ByBatch, BucketSize):
+        raise ValueError(
+            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
+            "replay() needs a sampler or gpuload's own order"
+        )
+    return 0
 
 
 def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:

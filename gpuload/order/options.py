@@ -42,6 +42,7 @@ class OrderOptions:
     Args:
         combining_transform: the name of the transform that combines neighbouring samples of a batch, or "".
         group_size: the number of samples that this transform combines; 1 if there is none.
+        sized_argument: the name of the argument of a transform that is `bucket_size`, or "".
 
     All other arguments are as for `Loader`.
 
@@ -73,6 +74,7 @@ class OrderOptions:
     info: bool = argument(flag, default=False)
     combining_transform: str = ""
     group_size: int = 1
+    sized_argument: str = ""
     issued_warnings: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
     caller: str = field(default_factory=find_caller, init=False, repr=False, compare=False)
@@ -110,6 +112,11 @@ class OrderOptions:
     def is_planned(self) -> bool:
         """Whether gpuload itself defines the order, which requires a map dataset."""
         return not self.iterable and not self.has_sampler
+
+    @property
+    def gives_sizes(self) -> bool:
+        """Whether the order can give batches a size."""
+        return self.batch_sampler is not None
 
     @property
     def yields_samples(self) -> bool:
@@ -224,6 +231,11 @@ class OrderOptions:
             raise ValueError(
                 "drop_last=True cannot be combined with batch_size=None, which gives single samples; leave "
                 "drop_last out"
+            )
+        if self.sized_argument and not (self.gives_sizes or self.iterable):
+            raise ValueError(
+                f"{self.sized_argument} is bucket_size, but the batches of this order have no size; pass "
+                "shuffle=gpuload.Buckets(…) or a batch_sampler whose lists have an attribute size_hw, or a fixed size"
             )
         if weights is not None and shuffle:
             raise ValueError("weights already draw samples at random; leave shuffle out")
