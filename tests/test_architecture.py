@@ -88,6 +88,7 @@ ABOUT_SEVERAL_MODULES = {
     "decode/test_formats",
     "loader/test_apply",
     "loader/test_bottlenecks",
+    "loader/test_buckets",
     "loader/test_resume",
     "loader/test_resume_sources",
     "loader/test_sampler",
