@@ -42,6 +42,7 @@ from gpuload.loader.headspace import headspace as headspace
 from gpuload.loader.loader import Loader as Loader
 from gpuload.loader.stats import Stats as Stats
 from gpuload.order.blocks import BlockShuffle as BlockShuffle
+from gpuload.order.buckets import Buckets as Buckets
 from gpuload.packing.pack import pack as pack
 from gpuload.packing.verify import verify as verify
 from gpuload.rng.generators import sample_rng as sample_rng

@@ -89,6 +89,7 @@ ABOUT_SEVERAL_MODULES = {
     "loader/test_apply",
     "loader/test_batch_arguments",
     "loader/test_bottlenecks",
+    "loader/test_buckets",
     "loader/test_resume",
     "loader/test_resume_sources",
     "loader/test_sampler",

@@ -34,6 +34,7 @@ from gpuload.loader.session import NEWER_ITERATOR, Session, libraries_for
 from gpuload.loader.state import State, adapt_to_workers, add_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
+from gpuload.order.buckets import Buckets
 from gpuload.order.place import Place
 from gpuload.order.schedule import (
     Schedule,
@@ -74,7 +75,7 @@ class Loader:
             CutMix need an even number.
         shuffle: True draws a new order each epoch, which depends only on `seed` and the epoch number. ``"block"`` or a
             `BlockShuffle` keeps neighbouring samples close together, for storage where reading them together is much
-            cheaper.
+            cheaper. `Buckets` gives all images of a batch one size, which differs from batch to batch.
         sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
         batch_sampler: yields lists of keys, one list per batch.
         collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). Without
@@ -167,7 +168,7 @@ class Loader:
     # Arguments that are read-only public attributes.
     dataset: Any
     batch_size: int | None
-    shuffle: bool | BlockShuffle
+    shuffle: bool | BlockShuffle | Buckets
     batch_sampler: Any
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
@@ -185,7 +186,7 @@ class Loader:
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | Literal["block"] | BlockShuffle | None = False,
+        shuffle: bool | Literal["block"] | BlockShuffle | Buckets | None = False,
         *,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -330,7 +331,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position as a small dict that can be stored as JSON. It counts the batches that were
         yielded, not those that were prefetched; after `load_state_dict`, it is the loaded state until the next
-        `iter()`. The state is the same on every rank, and can be resumed with any number of ranks and workers.
+        `iter()`. The state is the same on every rank, and can be resumed with any number of ranks and workers
+        (ranks only between epochs with `Buckets`).
 
         The state includes the sampler's ``state_dict()``, and for an iterable dataset one entry per worker, which only
         the same number of workers can resume. The states of samplers and datasets may contain numbers, strings, bytes,

@@ -419,7 +419,8 @@ class Options:
         if workers:
             check_descriptors(workers)
         images = self.order.size if samples is None else min(self.order.size, samples)
-        sizes = [chain.output_size_hw for chain in self.chain.variants(epoch)]
+        shapes = () if self.order.buckets is None else self.order.buckets.shapes
+        sizes = [chain.output_size_hw for chain in self.chain.variants(epoch, shapes)]
         pixels = max((size[0] * size[1] for size in sizes if size is not None), default=0)
         has_floats = any(transform.output_state for transform in self.chain)
         pixel_bytes = 3 * (2 if has_floats else 1)  # floats have at least 16 bits
