@@ -288,7 +288,107 @@ def test_memory_for_the_largest_size_is_checked(monkeypatch):
     )
     for size in (T.by_batch([8, 64, 16]), 64, T.by_epoch({0: T.by_batch([8, 64])})):
         list(make_loader(size=size))
-    assert checked == [checked[0]] * 3 == [4 * 64 * 64 * 6] * 3
+    assert checked == [4 * 64 * 64 * 6] * 3
+    list(make_loader(PHOTOS, size=T.bucket_size, shuffle=BUCKETS))
+    assert checked[3] == 4 * 20 * 20 * 6
+
+
+# -- sizes of buckets -------------------------------------------------------------------------------------------------
+
+
+SHAPES = [(16, 24), (24, 16), (20, 20)]
+IMAGE_SIZES = RNG.permutation([(32, 48)] * 9 + [(48, 32)] * 8 + [(40, 40)] * 5)
+BUCKETS = gl.Buckets(IMAGE_SIZES, shapes=SHAPES)
+PHOTOS = [RNG.integers(0, 256, (*size, 3)).astype(np.uint8) for size in IMAGE_SIZES.tolist()]
+
+
+def with_targets(index: int) -> Any:
+    height, width = IMAGE_SIZES[index].tolist()
+    boxes = np.array([[1.0, 2, width - 3, height - 1]])
+    mask = np.arange(height * width).reshape(height, width) % 7
+    return gl.Image(PHOTOS[index]), {"boxes": gl.Boxes(boxes, "xyxy"), "mask": gl.Mask(mask.astype(np.uint8))}
+
+
+BUCKETED: dict[str, Any] = {
+    "dataset": MapDataset(with_targets, len(PHOTOS)),
+    "shuffle": BUCKETS,
+    "chain": lambda size: [T.RandomHorizontalFlip(), T.Resize(size), T.ColorJitter(0.3), NORMALIZE],
+}
+
+
+def expected_of_buckets(**options: Any) -> list[Any]:
+    """Return each batch from a loader that gives all batches the shape of the bucket of this batch."""
+    fixed = [load(size=shape, **{**BUCKETED, **options}) for shape in SHAPES]
+    buckets = [
+        next(bucket for bucket, members in enumerate(BUCKETS.members) if int(info.indices[0]) in members)
+        for _, info in fixed[0]
+    ]
+    return [fixed[bucket][number] for number, bucket in enumerate(buckets)]
+
+
+@pytest.mark.parametrize("workers", [0, *(pytest.param(count, marks=pytest.mark.processes) for count in (1, 4))])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_bucket_size_is_the_shape_of_the_bucket_of_a_batch(world_size, workers):
+    shapes = []
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size}
+        batches = load(size=T.bucket_size, num_workers=workers, **BUCKETED, **options)
+        assert alike(batches, expected_of_buckets(**options))
+        shapes.append([images.shape[2:] for (images, _), _ in batches])
+        for (images, targets), _ in batches:
+            assert {target["mask"].shape[-2:] for target in targets} == {images.shape[2:]}
+    assert shapes == [shapes[0]] * world_size
+    assert {*map(tuple, shapes[0])} == {*SHAPES}
+
+
+def test_mixed_samples_of_a_bucket_have_its_shape():
+    options = {
+        "dataset": list(zip(PHOTOS, range(len(PHOTOS)), strict=True)),
+        "chain": lambda size: [T.RandomResizedCrop(size), NORMALIZE, T.CutMix(num_classes=22)],
+    }
+    assert alike(load(size=T.bucket_size, **{**BUCKETED, **options}), expected_of_buckets(**options))
+
+
+def test_resume_and_replay_of_buckets_give_each_sample_the_shape_of_its_bucket():
+    expected = load(size=T.bucket_size, **BUCKETED)
+    for stop in range(len(expected)):
+        with make_loader(size=T.bucket_size, **BUCKETED) as loader:
+            iterator = iter(loader)
+            batches = [next(iterator) for _ in range(stop)]
+            state = loader.state_dict()
+        with make_loader(size=T.bucket_size, **BUCKETED) as resumed:
+            resumed.load_state_dict(state)
+            assert alike([*batches, *resumed], expected)
+            (images, _), info = expected[stop]
+            for row, position in enumerate(info.positions.tolist()):
+                assert torch.equal(resumed.replay(0, position).sample[0], images[row])
+
+
+def test_sizes_by_batch_can_change_beside_the_sizes_of_buckets():
+    chain = [T.Resize(T.bucket_size), T.RandomInvert(T.by_batch([0, 1]))]
+    options = {"num_workers": 0, "device": "cpu", "info": True, "seed": 3}
+    with gl.Loader(PHOTOS, 4, shuffle=BUCKETS, transforms=chain, **options) as loader:
+        batches = list(loader)
+    with gl.Loader(PHOTOS, 4, shuffle=BUCKETS, transforms=chain[:1], **options) as loader:
+        plain = list(loader)
+    resolved = [T.Chain(chain).at(0, info.step, (8, 8), seed=3) for _, info in batches]
+    probabilities = [transforms.transforms[1].p for transforms in resolved]
+    assert {*probabilities} == {0, 1}
+    for (images, _), (plain_images, _), p in zip(batches, plain, probabilities, strict=True):
+        assert torch.equal(images, 255 - plain_images if p else plain_images)
+
+
+def test_batches_of_buckets_without_bucket_size_are_stacked_only_if_their_sizes_are_equal():
+    options = {"shuffle": BUCKETS, "num_workers": 0, "device": "cpu"}
+    chain = [T.Resize(20)]
+    with gl.Loader(PHOTOS, 4, transforms=chain, **options) as loader:
+        assert {images.shape[2:] for images in loader} == {(20, 30), (30, 20), (20, 20)}
+    buckets = gl.Buckets(IMAGE_SIZES, shapes=[(16, 24)])
+    with (
+        gl.Loader(PHOTOS, 4, transforms=chain, **{**options, "shuffle": buckets}) as loader,
+        pytest.raises(ValueError, match=re.escape("or (with shuffle=Buckets) a Resize(T.bucket_size), or use")),
+    ):
+        list(loader)
 
 
 # -- Augment ----------------------------------------------------------------------------------------------------------
