@@ -87,6 +87,7 @@ ABOUT_SEVERAL_MODULES = {
     "decode/test_damage",
     "decode/test_formats",
     "loader/test_apply",
+    "loader/test_batch_arguments",
     "loader/test_bottlenecks",
     "loader/test_buckets",
     "loader/test_resume",

@@ -444,10 +444,13 @@ class Loader:
         Args:
             epoch: the sample's epoch.
             position: the sample's position in the epoch's order, from `BatchInfo.positions` or `ErrorRecord.position`.
+                For `by_batch`, its batch is the one with this position in an epoch that was not resumed with another
+                batch size; for a position that pads the last batch again, the earlier batch.
             index: the sample's index in the dataset, from `BatchInfo.indices`; required with a sampler.
 
         Raises:
-            ValueError: the epoch has no such position, or the index is missing.
+            ValueError: the epoch has no such position, the index is missing, or a transform depends on the batch, which
+                only the `batch_sampler` knows.
             TypeError: the dataset is iterable and cannot return a sample again.
             SampleError: the sample cannot be loaded.
         """
@@ -463,7 +466,8 @@ class Loader:
         for text in start_warnings(options.order, self.num_workers):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start_progress(schedule)
-        options.chain.at(progress.start.epoch)  # an invalid value raises an error here, not for every sample
+        for _ in options.chain.variants(progress.start.epoch):
+            pass  # an invalid value raises an error here, not for every sample
         with self._start_lock:
             return self._begin(schedule, progress)
 

@@ -19,11 +19,12 @@ from gpuload.loader.options import Options
 from gpuload.loader.session import Session
 from gpuload.order.buckets import BucketShares
 from gpuload.order.options import OrderOptions
-from gpuload.order.schedule import shares_of
+from gpuload.order.schedule import ranks_of, shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
 from gpuload.transforms.program.ops import NOTHING, OPS, Call, Ops, PartnerMix, map_params
+from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -65,7 +66,7 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         )
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
     positions, row, size_hw = np.array([position]), 0, None
-    step = position // shares_of(order).global_batch_size if order.is_planned else 0
+    step = _step_of(options, position)
     if order.is_planned and (index is None or order.combining_transform or order.buckets is not None):
         positions, indices, size_hw = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
@@ -83,6 +84,20 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         return _finish_replay(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
+
+
+def _step_of(options: Options, position: int) -> int:
+    """Return the number of the batch that contains a position, in an epoch of full batches from its first position
+    on."""
+    order = options.order
+    if order.batch_sampler is None:
+        return position // (order.size * ranks_of(order)["world_size"])
+    if argument := options.chain.find_varying(ByBatch, BucketSize):
+        raise ValueError(
+            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
+            "replay() needs a sampler or gpuload's own order"
+        )
+    return 0
 
 
 def _mixing_group(

@@ -45,6 +45,7 @@ class OrderOptions:
     Args:
         combining_transform: the name of the transform that combines neighbouring samples of a batch, or "".
         group_size: the number of samples that this transform combines; 1 if there is none.
+        sized_argument: the name of the argument of a transform that is `bucket_size`, or "".
 
     All other arguments are as for `Loader`.
 
@@ -76,6 +77,7 @@ class OrderOptions:
     info: bool = argument(flag, default=False)
     combining_transform: str = ""
     group_size: int = 1
+    sized_argument: str = ""
     issued_warnings: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
     caller: str = field(default_factory=find_caller, init=False, repr=False, compare=False)
@@ -243,6 +245,12 @@ class OrderOptions:
             raise ValueError(
                 "drop_last=True cannot be combined with batch_size=None, which gives single samples; leave "
                 "drop_last out"
+            )
+        gives_sizes = batch_sampler is not None or isinstance(shuffle, Buckets)
+        if self.sized_argument and not (gives_sizes or self.iterable):
+            raise ValueError(
+                f"{self.sized_argument} is bucket_size, but the batches of this order have no size; pass "
+                "shuffle=gpuload.Buckets(…) or a batch_sampler whose lists have an attribute size_hw, or a fixed size"
             )
         if weights is not None and shuffle:
             raise ValueError("weights already draw samples at random; leave shuffle out")
