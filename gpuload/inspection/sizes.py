@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuload.checks import instance, optional
+from gpuload.checks import instance, integer, optional
 from gpuload.datasets.base import ImageFileDataset
 from gpuload.datasets.cached import identity_of
 from gpuload.datasets.joined import is_map_style, walk_datasets
@@ -66,7 +66,8 @@ def image_sizes(dataset: Any, *, num_workers: int | None = None, decode: Decode 
         array([[40, 60],
                [50, 20]], dtype=int32)
     """
-    decode = optional(instance, "decode", decode, cls=Decode) or Decode()
+    options = optional(instance, "decode", decode, cls=Decode) or Decode()
+    optional(integer, "num_workers", num_workers, minimum=0)
     check_dataset(dataset)
     if is_iterable(dataset) or not is_map_style(dataset):
         raise TypeError(
@@ -74,12 +75,12 @@ def image_sizes(dataset: Any, *, num_workers: int | None = None, decode: Decode 
         )
 
     def read_all() -> dict[str, np.ndarray]:
-        return {"sizes": _read_sizes(dataset, num_workers, decode)}
+        return {"sizes": _read_sizes(dataset, num_workers, options)}
 
     if not is_deterministic(dataset):
         return read_all()["sizes"]
     start_ns, folder_times = time.time_ns(), _folder_times(dataset)
-    identity = [VERSION, repr(decode), identity_of(dataset).hex(), folder_times]
+    identity = [VERSION, repr(options), identity_of(dataset).hex(), folder_times]
     path = "\0".join(["sizes", *_locations(dataset)])
     is_settled = max(folder_times, default=0) < start_ns - SETTLED_NS
     return load_or_build(path, identity, read_all, is_cacheable=lambda arrays: is_settled, min_bytes=0)["sizes"]

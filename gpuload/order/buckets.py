@@ -16,7 +16,7 @@ in the main process.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -92,8 +92,8 @@ class Buckets:
         [[0, 2], [3], [1]]
     """
 
-    sizes: np.ndarray = argument(_check_sizes)
-    shapes: tuple[tuple[int, int], ...] = argument(_check_shapes, default=None, kw_only=True)
+    sizes: Any = argument(_check_sizes)
+    shapes: Sequence[tuple[int, int]] = argument(_check_shapes, default=None, kw_only=True)
     max_pixels: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     multiple_of: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     members: tuple[np.ndarray, ...] = field(default=(), init=False)
@@ -117,14 +117,6 @@ class Buckets:
         order = np.argsort(bucket_of_sample, kind="stable")
         counts = np.bincount(bucket_of_sample, minlength=len(self.shapes))
         object.__setattr__(self, "members", tuple(np.split(order, np.cumsum(counts)[:-1])))
-
-    @property
-    def name(self) -> str:
-        """A name that identifies the buckets: equal names mean equal shapes and members."""
-        checksum = zlib.crc32(repr([self.shapes, [len(members) for members in self.members]]).encode())
-        for members in self.members:
-            checksum = zlib.crc32(members.tobytes(), checksum)
-        return f"buckets-{checksum:08x}"
 
     def __repr__(self) -> str:
         return f"Buckets({len(self.sizes)} sizes in {len(self.shapes)} shapes)"
@@ -217,7 +209,12 @@ class BucketShares:
 
     @property
     def name(self) -> str:
-        return self._buckets.name
+        """A name that identifies the order: equal names and seeds mean equal buckets."""
+        buckets = self._buckets
+        checksum = zlib.crc32(repr([buckets.shapes, [len(members) for members in buckets.members]]).encode())
+        for members in buckets.members:
+            checksum = zlib.crc32(members.tobytes(), checksum)
+        return f"buckets-{checksum:08x}"
 
     @property
     def global_batch_size(self) -> int:
