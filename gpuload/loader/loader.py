@@ -77,7 +77,8 @@ class Loader:
             `BlockShuffle` keeps neighbouring samples close together, for storage where reading them together is much
             cheaper. `Buckets` gives all images of a batch one size, which differs from batch to batch.
         sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
-        batch_sampler: yields lists of keys, one list per batch.
+        batch_sampler: yields lists of keys, one list per batch, which may have an attribute ``size_hw``: the size
+            of the batch's images, for `bucket_size`.
         collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). Without
             transforms, it gets PIL images that the dataset returned as they are, and runs in the worker if there are no
             other images; otherwise it runs in this process, where it gets images as C×H×W tensors on the device.
