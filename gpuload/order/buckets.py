@@ -64,10 +64,14 @@ class Buckets:
     """A shuffle whose batches each have images for one shape, for ``Loader(…, shuffle=Buckets(…))``.
 
     Each sample is assigned to the shape that cuts least if its image is resized to cover the shape and then cropped
-    to it. If several cut equally little, it is the shape with the least enlargement, and among these the largest. All
-    samples of a batch have the same shape, on all ranks in the same step; ``Resize(T.bucket_size)`` and crops resize
-    their images to it. Samples are shuffled within each shape, and so are the batches. Each epoch has every sample
-    once; each shape has at most one short batch, which ``drop_last=True`` drops, and `uneven` divides among the ranks.
+    to it. If several cut equally little, it is the shape with the least enlargement, and among these the largest.
+    Samples are shuffled within each shape, and then the batches of all shapes. All samples of a batch have the same
+    shape, and so have all ranks in the same step. To give the images this shape, write ``T.bucket_size`` as the size of
+    a resize or crop: ``[T.ResizeKeepRatio(T.bucket_size), T.RandomCrop(T.bucket_size)]``.
+
+    Each epoch has every sample once, and each shape has at most one short batch per epoch. ``drop_last=True`` drops
+    these batches, and `uneven` says how the ranks divide them. The batches of an epoch depend on the batch size and the
+    number of ranks, so a state from the middle of an epoch can be resumed only with the same ones.
 
     Args:
         sizes: the height and width of each sample's image, integers (N, 2), as from `image_sizes`.
