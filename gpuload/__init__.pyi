@@ -38,6 +38,7 @@ from gpuload.errors import LimitError as LimitError
 from gpuload.errors import SampleError as SampleError
 from gpuload.errors import TooManyErrors as TooManyErrors
 from gpuload.errors import WorkerError as WorkerError
+from gpuload.inspection.sizes import image_sizes as image_sizes
 from gpuload.loader.headspace import headspace as headspace
 from gpuload.loader.loader import Loader as Loader
 from gpuload.loader.stats import Stats as Stats

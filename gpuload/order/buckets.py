@@ -16,7 +16,7 @@ in the main process.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -64,10 +64,14 @@ class Buckets:
     """A shuffle whose batches each have images for one shape, for ``Loader(…, shuffle=Buckets(…))``.
 
     Each sample is assigned to the shape that cuts least if its image is resized to cover the shape and then cropped
-    to it. If several cut equally little, it is the shape with the least enlargement, and among these the largest. All
-    samples of a batch have the same shape, on all ranks in the same step; ``Resize(T.bucket_size)`` and crops resize
-    their images to it. Samples are shuffled within each shape, and so are the batches. Each epoch has every sample
-    once; each shape has at most one short batch, which ``drop_last=True`` drops, and `uneven` divides among the ranks.
+    to it. If several cut equally little, it is the shape with the least enlargement, and among these the largest.
+    Samples are shuffled within each shape, and then the batches of all shapes. All samples of a batch have the same
+    shape, and so have all ranks in the same step. To give the images this shape, write ``T.bucket_size`` as the size of
+    a resize or crop: ``[T.ResizeKeepRatio(T.bucket_size), T.RandomCrop(T.bucket_size)]``.
+
+    Each epoch has every sample once, and each shape has at most one short batch per epoch. ``drop_last=True`` drops
+    these batches, and `uneven` says how the ranks divide them. The batches of an epoch depend on the batch size and the
+    number of ranks, so a state from the middle of an epoch can be resumed only with the same ones.
 
     Args:
         sizes: the height and width of each sample's image, integers (N, 2), as from `image_sizes`.
@@ -92,8 +96,8 @@ class Buckets:
         [[0, 2], [3], [1]]
     """
 
-    sizes: np.ndarray = argument(_check_sizes)
-    shapes: tuple[tuple[int, int], ...] = argument(_check_shapes, default=None, kw_only=True)
+    sizes: Any = argument(_check_sizes)
+    shapes: Sequence[tuple[int, int]] = argument(_check_shapes, default=None, kw_only=True)
     max_pixels: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     multiple_of: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     members: tuple[np.ndarray, ...] = field(default=(), init=False)
@@ -117,14 +121,6 @@ class Buckets:
         order = np.argsort(bucket_of_sample, kind="stable")
         counts = np.bincount(bucket_of_sample, minlength=len(self.shapes))
         object.__setattr__(self, "members", tuple(np.split(order, np.cumsum(counts)[:-1])))
-
-    @property
-    def name(self) -> str:
-        """A name that identifies the buckets: equal names mean equal shapes and members."""
-        checksum = zlib.crc32(repr([self.shapes, [len(members) for members in self.members]]).encode())
-        for members in self.members:
-            checksum = zlib.crc32(members.tobytes(), checksum)
-        return f"buckets-{checksum:08x}"
 
     def __repr__(self) -> str:
         return f"Buckets({len(self.sizes)} sizes in {len(self.shapes)} shapes)"
@@ -217,7 +213,12 @@ class BucketShares:
 
     @property
     def name(self) -> str:
-        return self._buckets.name
+        """A name that identifies the order: equal names and seeds mean equal buckets."""
+        buckets = self._buckets
+        checksum = zlib.crc32(repr([buckets.shapes, [len(members) for members in buckets.members]]).encode())
+        for members in buckets.members:
+            checksum = zlib.crc32(members.tobytes(), checksum)
+        return f"buckets-{checksum:08x}"
 
     @property
     def global_batch_size(self) -> int:

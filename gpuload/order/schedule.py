@@ -180,7 +180,7 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
         "seed": order.seed,
         "length": order.samples,
         "batches": steps_of(order),
-        "buckets": None if order.buckets is None else order.buckets.name,
+        "buckets": None if order.buckets is None else order_name(order),
     }
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)

@@ -18,6 +18,9 @@ SIZES = np.array([(24, 32)] * 17 + [(32, 24)] * 11 + [(28, 28)] * 5)
 NOISE = [np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8) for i, size in enumerate(SIZES.tolist())]
 SAMPLES = [(image, i) for i, image in enumerate(NOISE)]
 BUCKETS = gl.Buckets(SIZES, shapes=[(24, 32), (32, 24), (28, 28)])
+SHAPES = [(12, 16), (16, 12), (14, 14)]
+SMALL = gl.Buckets(SIZES, shapes=SHAPES)
+SIZED_CHAIN = [T.ResizeKeepRatio(T.bucket_size), T.RandomCrop(T.bucket_size), T.RandomHorizontalFlip()]
 CHAIN = [T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)]
 
 
@@ -58,6 +61,41 @@ def test_bits_do_not_depend_on_workers_or_on_ranks_with_the_same_global_batch_si
     assert sorted(label for label, _ in expected.values()) == list(range(33))
     for batch_size, ranks, workers in [(6, 1, 1), (6, 1, 4), (3, 2, 0), (2, 3, 0), (3, 2, 2)]:
         assert images_by_position(batch_size, ranks, num_workers=workers, chunk_size=2) == expected
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_images_have_the_shape_of_their_bucket_with_any_number_of_workers_and_ranks(ranks):
+    shape_of = {
+        index: shape for shape, members in zip(SHAPES, SMALL.members, strict=True) for index in members.tolist()
+    }
+    batches: dict[int, list[Any]] = {}
+    for rank, workers in [(rank, workers) for rank in range(ranks) for workers in (0, 1, 4)]:
+        options = {"shuffle": SMALL, "transforms": SIZED_CHAIN, "rank": rank, "world_size": ranks}
+        with make_loader(2, num_workers=workers, chunk_size=1, **options) as loader:
+            for step, ((images, labels), _) in enumerate(loader):
+                assert {shape_of[label] for label in labels.tolist()} == {tuple(images.shape[2:])}
+                batches.setdefault(step, []).append((rank, labels.tolist(), images.numpy().tobytes(), images.shape))
+    for step in batches.values():
+        assert len({shape for *_, shape in step}) == 1, "all ranks have one shape in a step"
+        for rank in range(ranks):
+            assert len({str(entry[1:]) for entry in step if entry[0] == rank}) == 1, "workers do not matter"
+
+
+def test_resuming_and_replaying_give_images_of_the_shape_of_their_bucket():
+    options = {"shuffle": SMALL, "transforms": SIZED_CHAIN}
+    with make_loader(**options) as loader:
+        expected = take_batches(loader)
+        (images, _), info = next(iter(loader))
+        for image, position in zip(images, info.positions.tolist(), strict=True):
+            assert torch.equal(loader.replay(1, position).sample[0], image)
+    for stop in range(len(expected)):
+        with make_loader(**options) as first, make_loader(**options) as second:
+            iterator = iter(first)
+            for _ in range(stop):
+                next(iterator)
+            second.load_state_dict(first.state_dict())
+            assert take_batches(second) == expected[stop:]
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"rank": 1, "world_size": 2}])

@@ -111,12 +111,14 @@ def test_bad_sizes_are_refused(sizes, message):
         gl.Buckets(sizes, max_pixels=1 << 20)
 
 
-def test_the_name_depends_on_the_shapes_and_on_their_members():
+def test_the_name_of_the_order_depends_on_the_shapes_and_on_their_members():
     sizes, shapes = [(10, 20), (20, 10)], [(8, 16), (16, 8)]
-    name = gl.Buckets(sizes, shapes=shapes).name
-    assert gl.Buckets(np.array(sizes), shapes=shapes).name == name
-    assert gl.Buckets(sizes, shapes=shapes[::-1]).name != name
-    assert gl.Buckets(sizes[::-1], shapes=shapes).name != name
+
+    def name_of(sizes: Any, shapes: list[tuple[int, int]]) -> str:
+        return BucketShares(gl.Buckets(sizes, shapes=shapes), batch_size=1).name
+
+    assert name_of(np.array(sizes), shapes) == name_of(sizes, shapes)
+    assert len({name_of(sizes, shapes), name_of(sizes, shapes[::-1]), name_of(sizes[::-1], shapes)}) == 3
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
