@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import lacking
 from helpers.both_loaders import alike
 from helpers.generated_images import encode
 from helpers.map_datasets import MapDataset
@@ -114,7 +115,7 @@ def test_all_ranks_give_a_batch_the_same_size_also_where_the_last_batch_wraps(wo
 
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 def test_batches_have_the_bits_of_a_loader_with_their_size_on_each_backend(backend):
-    pytest.importorskip("triton") if backend == "fused" else None
+    lacking.require(*(["triton"] if backend == "fused" else []))
     for chain in CHAINS.values():
         expected = expected_batches(chain=chain, backend=backend, num_workers=2)
         assert alike(load(size=T.by_batch(SIZES), chain=chain, backend=backend, num_workers=2), expected)
