@@ -206,7 +206,7 @@ class SizedBatches:
 def load_sized(rank: int = 0, world_size: int = 1, size: Any = T.bucket_size, **options: Any) -> gl.Loader:
     sampler = options.pop("batch_sampler", None) or SizedBatches(rank, world_size)
     defaults = {"num_workers": 0, "device": "cpu", "info": True, "rank": rank, "world_size": world_size}
-    return gl.Loader(ENCODED, batch_sampler=sampler, transforms=CHAINS["crop"](size), **{**defaults, **options})
+    return gl.Loader(ENCODED, batch_sampler=sampler, transforms=[T.RandomCrop(size)], **{**defaults, **options})
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -242,7 +242,7 @@ def test_size_of_a_batch_can_be_a_numpy_pair():
     ("make", "error", "text"),
     [
         (lambda: load_sized(batch_sampler=[[1, 2]]), ValueError,
-         "batch 0 of the batch_sampler, a list, has no size_hw, but RandomResizedCrop(size=…) is bucket_size; yield an "
+         "batch 0 of the batch_sampler, a list, has no size_hw, but RandomCrop(size=…) is bucket_size; yield an "
          "instance of a subclass of list with an attribute size_hw"),
         (lambda: load_sized(batch_sampler=SizedBatches(sizes=[(8, 8), (8, 0)])), ValueError,
          "the size_hw of batch 1 of the batch_sampler, a SizedBatches, must be at least 1, got 0"),
@@ -313,7 +313,7 @@ def with_targets(index: int) -> Any:
 BUCKETED: dict[str, Any] = {
     "dataset": MapDataset(with_targets, len(PHOTOS)),
     "shuffle": BUCKETS,
-    "chain": lambda size: [T.RandomHorizontalFlip(), T.Resize(size), T.ColorJitter(0.3), NORMALIZE],
+    "chain": lambda size: [T.RandomHorizontalFlip(), T.RandomCrop(size), T.ColorJitter(0.3), NORMALIZE],
 }
 
 
