@@ -1,4 +1,4 @@
-"""The register of lanes and positions, which are disjoint, so that no two users draw the same number."""
+"""The lanes and positions that are registered are disjoint, so that no two users draw the same number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LANES = (
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
-def test_lanes_and_positions_of_this_test_are_all_of_the_register():
+def test_lanes_and_positions_above_are_all_that_are_registered():
     assert sorted(streams.__all__) == sorted(LANES + POSITIONS), "add the new name to LANES or POSITIONS above"
 
 
