@@ -150,7 +150,7 @@ def _nearest_shapes(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     unique_codes, size_of_sample = np.unique(codes, return_inverse=True)
     heights, widths = (unique_codes >> 32).astype(np.float64), (unique_codes & 0xFFFFFFFF).astype(np.float64)
     areas, ratios = shapes.prod(axis=1), shapes[:, 0] / shapes[:, 1]
-    order = np.lexsort((-areas, ratios))
+    order = np.argsort(ratios, kind="stable")
     unique_ratios, starts, counts = np.unique(ratios[order], return_index=True, return_counts=True)
     next_larger = np.searchsorted(unique_ratios, heights / widths)
     best, best_rank = np.zeros(len(heights), np.intp), np.full((3, len(heights)), -np.inf)
