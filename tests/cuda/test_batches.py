@@ -43,6 +43,26 @@ def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_fold
         assert all(torch.equal(a, b) for a, b in zip(run(workers, chunk), expected, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_batches_of_changing_sizes_are_equal_to_the_last_bit_to_those_of_one_size(jpeg_folder, layout):
+    def run(size, workers):
+        chain = [T.RandomResizedCrop(size), *RECIPE[1:], NORMALIZE]
+        options = {"batch_size": 8, "shuffle": True, "memory_format": layout, "seed": 5, "dtype": "float16"}
+        with gl.Loader(
+            gl.ImageFolder(jpeg_folder), transforms=chain, num_workers=workers, device="cuda", **options
+        ) as loader:
+            return [images.cpu() for _ in range(2) for images, _ in loader]
+
+    sizes = [(48, 48), (33, 20), (64, 40)]
+    fixed = {size: run(size, 0) for size in sizes}
+    for workers in (0, 2):
+        batches = run(T.by_batch(sizes), workers)
+        shapes = [tuple(images.shape[2:]) for images in batches]
+        assert set(shapes) == set(sizes)
+        for step, (images, shape) in enumerate(zip(batches, shapes, strict=True)):
+            assert torch.equal(images, fixed[shape][step])
+
+
 def test_images_labels_and_info_of_a_batch_are_on_the_device():
     with gl.Loader(Pictures(20), 8, transforms=RECIPE, num_workers=1, device="cuda", info=True) as loader:
         (images, labels), info = next(iter(loader))
