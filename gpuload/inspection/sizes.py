@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -80,16 +79,9 @@ def image_sizes(dataset: Any, *, num_workers: int | None = None, decode: Decode 
     if not is_deterministic(dataset):
         return read_all()["sizes"]
     start_ns, folder_times = time.time_ns(), _folder_times(dataset)
-    identity = [VERSION, repr(options), identity_of(dataset).hex(), folder_times]
-    path = "\0".join(["sizes", *_locations(dataset)])
+    name = f"sizes {VERSION} {identity_of(dataset).hex()} {options!r}"
     is_settled = max(folder_times, default=0) < start_ns - SETTLED_NS
-    return load_or_build(path, identity, read_all, is_cacheable=lambda arrays: is_settled, min_bytes=0)["sizes"]
-
-
-def _locations(dataset: Any) -> Iterator[str]:
-    """Yield the folder or file of each dataset inside a dataset."""
-    for part in walk_datasets(dataset):
-        yield str(getattr(part, "root", None) or getattr(part, "path", ""))
+    return load_or_build(name, folder_times, read_all, is_cacheable=lambda arrays: is_settled, min_bytes=0)["sizes"]
 
 
 def _folder_times(dataset: Any) -> list[int]:

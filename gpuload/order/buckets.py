@@ -9,7 +9,7 @@ With G = ranks × batch_size, the sample in place p of the global batch of step 
 positions are unique, a step begins at a multiple of G, and after a short batch some positions are not used. A sample
 that ``uneven="pad"`` repeats keeps its position, as in other orders.
 
-`Buckets` keeps 8 bytes for each sample in addition to its sizes, and an epoch 24 bytes for each step. This module runs
+`Buckets` keeps 8 bytes for each sample in addition to its sizes, and an epoch 16 bytes for each step. This module runs
 in the main process.
 """
 
@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def _check_sizes(name: str, value: object) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, as from gpuload.image_sizes(dataset), got {array.dtype}")
-    if array.ndim != 2 or array.shape[1] != 2:
+    if array.ndim != 2 or array.shape[1] != 2 or not len(array):
         raise ValueError(f"{name} must have the shape (samples, 2), a height and a width each, got {array.shape}")
     if invalid := np.flatnonzero(((array < 1) | (array > MAX_SIDE)).any(axis=1))[:1].tolist():
         raise ValueError(
@@ -101,6 +101,7 @@ class Buckets:
     max_pixels: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     multiple_of: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     members: tuple[np.ndarray, ...] = field(default=(), init=False)
+    _checksum: int = field(default=0, init=False)  # differs for other shapes or members
 
     def __post_init__(self) -> None:
         check_fields(self, "Buckets")
@@ -118,6 +119,8 @@ class Buckets:
             candidates = _candidate_shapes(self.max_pixels, self.multiple_of or MULTIPLE_OF)
             used, bucket_of_sample = np.unique(_nearest_shapes(self.sizes, candidates), return_inverse=True)
             object.__setattr__(self, "shapes", tuple(map(tuple, candidates[used].tolist())))
+        checksum = zlib.crc32(bucket_of_sample.astype("<i8").tobytes(), zlib.crc32(repr(self.shapes).encode()))
+        object.__setattr__(self, "_checksum", checksum)
         order = np.argsort(bucket_of_sample, kind="stable")
         counts = np.bincount(bucket_of_sample, minlength=len(self.shapes))
         object.__setattr__(self, "members", tuple(np.split(order, np.cumsum(counts)[:-1])))
@@ -150,7 +153,7 @@ def _nearest_shapes(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     unique_codes, size_of_sample = np.unique(codes, return_inverse=True)
     heights, widths = (unique_codes >> 32).astype(np.float64), (unique_codes & 0xFFFFFFFF).astype(np.float64)
     areas, ratios = shapes.prod(axis=1), shapes[:, 0] / shapes[:, 1]
-    order = np.lexsort((-areas, ratios))
+    order = np.argsort(ratios, kind="stable")
     unique_ratios, starts, counts = np.unique(ratios[order], return_index=True, return_counts=True)
     next_larger = np.searchsorted(unique_ratios, heights / widths)
     best, best_rank = np.zeros(len(heights), np.intp), np.full((3, len(heights)), -np.inf)
@@ -181,49 +184,28 @@ def _derive_key(key: philox.Key, number: int) -> philox.Key:
     return philox.Key(*philox.words(key, np.array([number]), BUCKETS, 2)[0].tolist())
 
 
-class Timetable(NamedTuple):
-    """The steps of an epoch.
-
-    Attributes:
-        buckets, batches: int64 (steps,), the bucket of each step, and which batch of the bucket it has.
-        steps: for each bucket, the steps of its batches.
-    """
-
-    buckets: np.ndarray
-    batches: np.ndarray
-    steps: list[np.ndarray]
-
-
 class BucketShares:
     """The distribution of the batches of all buckets among the ranks, with the interface of `Shares`.
 
     Args:
         buckets: the buckets.
         **options: the options of `Shares` that do not define an order.
+
+    Attributes:
+        global_batch_size: the number of samples of all ranks in a full step.
+        name: a name that identifies the order: equal names and seeds mean equal orders for equal options.
     """
 
     def __init__(self, buckets: Buckets, **options: Any) -> None:
         self._buckets = buckets
         self._options = Shares(samples=len(buckets.sizes), **options)
+        self.global_batch_size = self._options.global_batch_size
+        self.name = f"buckets-{buckets._checksum:08x}"
         self._shares = [
             replace(self._options, samples=len(members), order=partial(_order_members, members, bucket))
             for bucket, members in enumerate(buckets.members)
         ]
         self._steps = [shares.steps() for shares in self._shares]
-
-    @property
-    def name(self) -> str:
-        """A name that identifies the order: equal names and seeds mean equal buckets."""
-        buckets = self._buckets
-        checksum = zlib.crc32(repr([buckets.shapes, [len(members) for members in buckets.members]]).encode())
-        for members in buckets.members:
-            checksum = zlib.crc32(members.tobytes(), checksum)
-        return f"buckets-{checksum:08x}"
-
-    @property
-    def global_batch_size(self) -> int:
-        """The number of samples of all ranks in a full step."""
-        return self._options.global_batch_size
 
     @property
     def division(self) -> str:
@@ -282,12 +264,14 @@ class BucketShares:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[RankBatch]:
         """Yield this rank's batches of an epoch, starting at position `start`, a multiple of the global batch size."""
-        table, first = self._timetable(epoch), start // self.global_batch_size
+        buckets, steps = self._schedule(epoch)
         iterators: dict[int, Iterator[RankBatch]] = {}
-        for bucket, number in zip(table.buckets[first:].tolist(), table.batches[first:].tolist(), strict=True):
+        for step in range(start // self.global_batch_size, len(buckets)):
+            bucket = int(buckets[step])
             if bucket not in iterators:
+                number = int(np.searchsorted(steps[bucket], step))
                 iterators[bucket] = self._shares[bucket].batches(epoch, number * self.global_batch_size)
-            yield self._place(next(iterators[bucket]), bucket, table)
+            yield self._place(next(iterators[bucket]), bucket, steps[bucket])
 
     def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
         """Return the group of neighbouring samples that contains a position.
@@ -295,28 +279,27 @@ class BucketShares:
         Raises:
             ValueError: the epoch has no sample at this position.
         """
-        table, (step, place) = self._timetable(epoch), divmod(position, self.global_batch_size)
-        bucket = int(table.buckets[step])
-        bucket_position = int(table.batches[step]) * self.global_batch_size + place
+        (buckets, steps), (step, place) = self._schedule(epoch), divmod(position, self.global_batch_size)
+        bucket = int(buckets[step])
+        bucket_position = int(np.searchsorted(steps[bucket], step)) * self.global_batch_size + place
         if bucket_position >= len(self._buckets.members[bucket]):
             raise ValueError(
                 f"epoch {epoch} has no sample at position {position}, since the batch of step {step} is short; take a "
                 "position from BatchInfo.positions or ErrorRecord.position"
             )
-        return self._place(self._shares[bucket].group_at(epoch, bucket_position, group_size), bucket, table)
+        return self._place(self._shares[bucket].group_at(epoch, bucket_position, group_size), bucket, steps[bucket])
 
-    def _place(self, batch: RankBatch, bucket: int, table: Timetable) -> RankBatch:
-        """Return a batch of a bucket with its positions in the epoch and the bucket's shape."""
+    def _place(self, batch: RankBatch, bucket: int, steps: np.ndarray) -> RankBatch:
+        """Return a batch of a bucket, whose batches come in these steps, with its positions in the epoch and the
+        bucket's shape."""
         numbers, places = np.divmod(batch.positions, self.global_batch_size)
-        positions = table.steps[bucket][numbers] * self.global_batch_size + places
-        return batch._replace(positions=positions, size_hw=self._buckets.shapes[bucket])
+        return batch._replace(
+            positions=steps[numbers] * self.global_batch_size + places, size_hw=self._buckets.shapes[bucket]
+        )
 
-    def _timetable(self, epoch: int) -> Timetable:
+    def _schedule(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the bucket of each step, and for each bucket the steps of its batches."""
         bucket_of_batch = np.repeat(np.arange(len(self._steps)), self._steps)
         key = _derive_key(philox.epoch_key(self._options.seed, epoch), 0)
         buckets = bucket_of_batch[Shuffle(len(bucket_of_batch), key)(np.arange(len(bucket_of_batch)))]
-        steps = np.split(np.argsort(buckets, kind="stable"), np.cumsum(self._steps)[:-1])
-        batches = np.empty_like(buckets)
-        for bucket_steps in steps:
-            batches[bucket_steps] = np.arange(len(bucket_steps))
-        return Timetable(buckets, batches, steps)
+        return buckets, np.split(np.argsort(buckets, kind="stable"), np.cumsum(self._steps)[:-1])

@@ -185,6 +185,24 @@ def test_errors_name_the_first_sample_and_count_the_others(tmp_path):
         gl.image_sizes(Subset(dataset, [0, 7]), num_workers=0)
 
 
+class Deadly(Listed):
+    """A dataset whose sample 40 kills the process that reads it."""
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 40:
+            os._exit(3)
+        return gl.Image(np.zeros((5, 9, 3), np.uint8))
+
+
+@pytest.mark.processes
+def test_a_sample_that_kills_workers_is_one_of_those_that_the_error_names():
+    with pytest.raises(gl.SampleError, match=r"sample range\(32, 64\), at position 32 .*exit"):
+        gl.image_sizes(Deadly([]), num_workers=1)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(())
@@ -233,16 +251,17 @@ def test_the_result_is_kept_until_a_folder_changes(tmp_path, passes, cache):
     gl.image_sizes(open_folder(root), num_workers=0, decode=Decode(exif=True))
     assert passes == [12, 12], "another orientation gives other sizes"
     gl.image_sizes(open_folder(root), num_workers=0)
+    assert passes == [12, 12], "both are kept"
     (root / "a" / "new.jpg").write_bytes(jpeg_bytes(NOISE))
     settle(root)
     assert gl.image_sizes(open_folder(root), num_workers=0).tolist() == sizes_by_pillow(open_folder(root).paths)
-    assert passes[2:] == [12, 13]
+    assert passes[2:] == [13]
     # A file that replaces another one under its name is a change of its folder, too.
     (root / "x").write_bytes(jpeg_bytes(NOISE[:11]))
     os.replace(root / "x", root / "a" / "new.jpg")
     os.utime(root / "a", (time.time() - 50,) * 2)
     assert gl.image_sizes(open_folder(root), num_workers=0).tolist() == sizes_by_pillow(open_folder(root).paths)
-    assert passes[4:] == [13]
+    assert passes[3:] == [13]
 
 
 def test_the_result_of_a_folder_that_has_just_changed_is_not_kept(tmp_path, passes):
@@ -260,6 +279,16 @@ def test_the_result_of_a_store_is_kept_until_its_file_changes(tmp_path, passes):
         for _ in range(2):
             assert gl.image_sizes(gl.TarShards(file, fields="jpg"), num_workers=0).tolist() == [[height, 9]]
     assert passes == [1, 1]
+
+
+def test_the_results_of_several_subsets_and_lists_of_one_folder_are_kept(tmp_path, passes):
+    dataset = open_folder(picture_folder(tmp_path / "images"))
+    expected = sizes_by_pillow(dataset.paths)
+    for _ in range(2):
+        for indices in ([0, 2, 4], [1, 3, 5]):
+            sizes = gl.image_sizes(Subset(dataset, indices), num_workers=0)
+            assert sizes.tolist() == [expected[index] for index in indices]
+    assert passes == [3, 3]
 
 
 def test_results_of_users_functions_and_failed_results_are_not_kept(tmp_path, passes, cache):

@@ -102,6 +102,7 @@ def test_bad_shapes_are_refused(options, message):
     ("sizes", "message"),
     [
         ([1, 2], r"sizes=…\) must have the shape \(samples, 2\), a height and a width each, got \(2,\)"),
+        (np.empty((0, 2), int), r"must have the shape \(samples, 2\), .* got \(0, 2\)"),
         ([(10, 10), (0, 5)], r"must be heights and widths in 1 … 2147483647, but sizes\[1\] is \[0, 5\]"),
         ([(0.5, 1)], r"must be integers, as from gpuload\.image_sizes\(dataset\), got float64"),
     ],
