@@ -188,13 +188,13 @@ def test_prepare_compiles_all_kernels_for_any_epoch(launched, compiled, make_ima
     assert launched - compiled == set()
 
 
-@matrix(chain=["all or nothing", "quarter turns"], end=ENDS)
+@matrix(chain=["all or nothing", "quarter turns"], conversion=CONVERSIONS)
 def test_sizes_that_change_from_batch_to_batch_launch_at_most_two_variants_of_a_kernel(
-    launched, compiled, make_images, make_batch, chain, end
+    launched, compiled, make_images, make_batch, chain, conversion
 ):
     """The sizes are 1, odd, and multiples of 8 and of 16."""
     size = T.RandomResizedCrop(T.by_batch([*range(8, 40, 3), (1, 1), (7, 1), (16, 16), (32, 48), (24, 16), (40, 40)]))
-    chain, stage = prepare([*CHAINS[chain], size, T.RandomInvert(), *ENDS[end]])
+    chain, stage = prepare([*CHAINS[chain], size, T.RandomInvert(), *CONVERSIONS[conversion]])
     shapes = set()
     for step in range(60):
         images = make_images(step, 4, low=16, high=30)
