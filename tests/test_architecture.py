@@ -82,7 +82,8 @@ MAX_ENTRIES = 17
 # Test files whose subject is several modules together, or one function of a module.
 ABOUT_SEVERAL_MODULES = {
     "batches/test_host_waits", "datasets/stores/test_remote_datasets", "decode/test_corpus", "decode/test_damage",
-    "decode/test_formats", "loader/test_apply", "loader/test_bottlenecks", "loader/test_resume",
+    "decode/test_formats", "loader/test_apply", "loader/test_batch_arguments", "loader/test_bottlenecks",
+    "loader/test_buckets", "loader/test_resume",
     "loader/test_resume_sources", "loader/test_sampler", "loader/test_scaled_decoding", "order/test_weights",
     "stage/fused/test_bounds", "stage/fused/test_compiling", "stage/fused/test_planes",
     "stage/reference/test_against_pillow", "stage/test_backends", "stage/test_composite_stage", "stage/test_cuda",

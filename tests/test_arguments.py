@@ -49,6 +49,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Augment.forward": lambda files, **options: make_augment(files)(IMAGES, **options),
     "Augment.set_epoch": lambda files, **options: make_augment(files).set_epoch(**options),
     "Boxes": lambda files, **options: gl.Boxes([[0, 0, 1, 1]], **options),
+    "Buckets": lambda files, **options: gl.Buckets(
+        [[8, 8]], **{**({"max_pixels": 4096} if "shapes" not in options else {}), **options}
+    ),
     "Cached": lambda files, **options: gl.Cached([0, 1], **{"bytes_limit": 1 << 20, **options}),
     "Coco": lambda files, **options: gl.Coco(files.folder, files.coco, **options),
     "Decode": lambda files, **options: gl.Decode(**({"where": "both"} if "device_share" in options else {}), **options),
@@ -69,6 +72,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Parquet": lambda files, **options: gl.Parquet(next(packed(files.root, "parquet").glob("*.parquet")), **options),
     "RayWorkers": lambda files, **options: gl.RayWorkers(**{"count": 1, **options}),
     "TarShards": lambda files, **options: gl.TarShards(files.tar, **options),
+    "image_sizes": lambda files, **options: gl.image_sizes(gl.ImageFiles(files.folder), **options),
     "headspace": lambda files, **options: gl.headspace([0], **options),
     "keep": lambda files, **options: gl.keep("meta", **options),
     "pack": pack,
@@ -89,6 +93,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 VALUES: dict[str, Any] = {
     "ArrayFile.shape": (2, 4, 4, 3),
     "Boxes.canvas_hw": (4, 4),
+    "Buckets.max_pixels": 4096,
     "Cached.bytes_limit": 1 << 20,
     "Decode.device_share": 0.5,
     "ColorJitter.hue": 0.5,
@@ -106,14 +111,14 @@ MADE_BY_GPULOAD = {
 CHECKED_ELSEWHERE = {
     "Loader.rank", "Loader.world_size", "Loader.pad_to", "Augment.pad_to", "RandomErasing.value",
     "from_timm.color_jitter", "RandomErasing.max_count", "pad.value", "pad_collate.value", "Loader.repeats",
-    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif",
+    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif", "Buckets.sizes", "Buckets.shapes",
 }  # fmt: skip
 ACCEPT_NONE = {"antialias", "apply.seed"}
 NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
 CHOICES = {"BoxFormat", "Interpolation", "Layout", "Mode", "OnError", "PaddingMode", "Per", "Scale", "Store", "Uneven"}
 # Annotations that are not checked here: objects, names, paths, and option classes, which check themselves.
 OTHER_ANNOTATIONS = re.compile(
-    r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|Transform|Sequence)|Collection|Iterable|Mapping"
+    r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|tuple|Transform|Sequence)|Collection|Iterable|Mapping"
     r"|tuple\[int, \.\.\.\]|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults"
     r"|Literal\['raw'\]"
 )
@@ -122,6 +127,7 @@ OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Augment": {"seed": (-1, 2**64)},
     "AugMix": {"alpha": (0,), "mixture_width": (0,), "severity": (0, 11)},
     "BlockShuffle": {"block": (0,), "window": (0,)},
+    "Buckets": {"max_pixels": (0,), "multiple_of": (0,)},
     "Cached": {"bytes_limit": (2**20 - 1,)},
     "CenterCrop": {"size": (0,)},
     "ColorJitter": {"contrast": (-0.1, (-0.1, 1)), "hue": (-0.1, 0.6, (-0.6, 0))},

@@ -29,6 +29,7 @@ from bits.samples import Samples
 import gpuload as gl
 from gpuload import transforms as T
 from gpuload.batches.transform import BatchTransform
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import ImageColumn
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage
@@ -116,7 +117,7 @@ def input_hashes(case: Case) -> dict[str, str]:
     digests = {name: hashlib.sha256() for name in INPUTS}
     transform_batch, draw_programs = BatchTransform.__call__, BatchTransform._draw_programs
 
-    def transform(self: BatchTransform, epoch: int, columns: Any, numbers: np.ndarray, read: Any) -> Any:
+    def transform(self: BatchTransform, spec: BatchSpec, columns: Any, numbers: np.ndarray, read: Any) -> Any:
         def read_and_hash(images: ImageColumn) -> RaggedImages:
             ragged = read(images)
             pixels = ragged.pixels.numpy()
@@ -124,11 +125,11 @@ def input_hashes(case: Case) -> dict[str, str]:
                 _add_numbers(digests["regions"], [shape, region, pixels[offset : offset + shape.prod()]])
             return ragged
 
-        _add_numbers(digests["order"], [epoch, columns.positions])
-        return transform_batch(self, epoch, columns, numbers, read_and_hash)
+        _add_numbers(digests["order"], [spec.epoch, columns.positions])
+        return transform_batch(self, spec, columns, numbers, read_and_hash)
 
-    def draw(self: BatchTransform, epoch: int, columns: Any) -> Any:
-        programs = draw_programs(self, epoch, columns)
+    def draw(self: BatchTransform, spec: BatchSpec, columns: Any) -> Any:
+        programs = draw_programs(self, spec, columns)
         _add_numbers(digests["draws"], programs)
         return programs
 

@@ -44,6 +44,23 @@ def test_batches_are_equal_to_the_last_bit_with_any_workers_and_chunks(jpeg_fold
             assert torch.equal(images, expected_images), (workers, chunk, step)
 
 
+def test_batches_of_changing_sizes_are_equal_to_the_last_bit_to_those_of_one_size():
+    def run(size, workers):
+        chain = [T.RandomResizedCrop(size), *RECIPE[1:], NORMALIZE]
+        options = {"transforms": chain, "shuffle": True, "num_workers": workers, "device": "cuda", "dtype": "float16"}
+        with gl.Loader(Pictures(16), 2, **options) as loader:
+            return [images.cpu() for images, _ in loader]
+
+    sizes = [(24, 24), (17, 12), (32, 20)]
+    fixed = {size: run(size, 0) for size in sizes}
+    for workers in (0, 2):
+        batches = run(T.by_batch(sizes), workers)
+        shapes = [tuple(images.shape[2:]) for images in batches]
+        assert set(shapes) == set(sizes)
+        for step, (images, shape) in enumerate(zip(batches, shapes, strict=True)):
+            assert torch.equal(images, fixed[shape][step])
+
+
 def test_images_labels_and_info_of_a_batch_are_on_the_device():
     with gl.Loader(Pictures(20), 8, transforms=RECIPE, num_workers=1, device="cuda", info=True) as loader:
         (images, labels), info = next(iter(loader))

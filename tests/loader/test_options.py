@@ -25,7 +25,7 @@ from gpuload.transforms import names as transform_names
 
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(gl.Loader).parameters.items()}
 # Fields that groups take from each other; they are not arguments of a Loader.
-DERIVED = {"combining_transform", "group_size", "chain", "single", "planned"}
+DERIVED = {"combining_transform", "group_size", "sized_argument", "chain", "single", "planned"}
 
 
 def make_options(**changes) -> Options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +79,21 @@ def test_tensor_outlives_its_pool():
     del pool
     gc.collect()
     assert (tensor.fill_(3) == 3).all()
+
+
+def test_sizes_that_change_from_batch_to_batch_reuse_memory(monkeypatch):
+    blocks = []
+    reserve = OutputPool._reserve
+
+    def count(pool, nbytes):
+        free = len(pool._free)
+        block = reserve(pool, nbytes)
+        blocks.extend([block] * (len(pool._free) == free))
+        return block
+
+    monkeypatch.setattr(OutputPool, "_reserve", count)
+    pool, batches = OutputPool(), []
+    for side in np.random.default_rng(0).choice(np.arange(320, 641, 32), 300).tolist():
+        batches = [*batches[-1:], pool.empty((2, 3, side, side), torch.float32)]
+        assert len(pool._free) <= MAX_FREE
+    assert len(blocks) < 60

@@ -101,7 +101,8 @@ def test_ragged_error_names_two_images_of_different_sizes(run_stage):
     images = [np.zeros(shape, np.uint8) for shape in ((20, 40, 3), (20, 40, 3), (30, 20, 3))]
     text = (
         "the images of a batch have different sizes (height × width) after all transforms: image 0 has 10×20, image 2 "
-        "has 15×10; end with a crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
+        "has 15×10; end with a crop or a Resize((height, width)), or (with shuffle=Buckets) a Resize(T.bucket_size), "
+        "or use ragged='list' or ragged='pad'"
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         run_stage([T.Resize(10)], images)

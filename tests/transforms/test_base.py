@@ -79,8 +79,8 @@ def test_chain_at_an_epoch_replaces_arguments_of_contained_transforms():
         (lambda: T.Resize(8, T.by_epoch({0: "nearest"})), TypeError,
          "Resize(interpolation=…) cannot depend on the epoch"),
         (lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)), TypeError,
-         "RandomResizedCrop(scale=…) contains a by_epoch(), got (by_epoch({0: 0.5}), 1); pass the entire value for "
-         "each epoch to one by_epoch(), as in by_epoch({0: (…), 10: (…)})"),
+         "RandomResizedCrop(scale=…) contains by_epoch({0: 0.5}), got (by_epoch({0: 0.5}), 1); pass the entire value "
+         "for each epoch, as in by_epoch({0: (…), 10: (…)})"),
     ],
 )  # fmt: skip
 def test_by_epoch_refuses_invalid_values(make, error, text):

@@ -62,9 +62,11 @@ def image_table_of(batch: Batch) -> np.ndarray:
     return concat_tables(tables)
 
 
-def make_feed(samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
+def make_feed(
+    samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, chain: T.Chain = CHAIN, **options: Any
+) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
-    job = Job(dataset or MapDataset(noise_image, 40), CHAIN, Decode(), 3, fusing=FUSING)
+    job = Job(dataset or MapDataset(noise_image, 40), chain, Decode(), 3, fusing=FUSING)
     engine, consumer = Engine(job, ring), Consumer(plan_job=job, part_offsets=part_offsets)
     feed = Feed(engine, ring, consumer, **{"chunk_size": 2, "ahead": 2, **options})
     begin_epoch(feed, samples)
@@ -73,7 +75,7 @@ def make_feed(samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, *
 
 def begin_epoch(feed: Feed, samples: int) -> None:
     steps = np.arange(samples).reshape(-1, BATCH_SIZE)
-    feed.begin(BatchSpec(step, 0, positions, positions) for step, positions in enumerate(steps))
+    feed.begin(BatchSpec(step, 0, positions, positions, size_hw=(10 + step, 9)) for step, positions in enumerate(steps))
 
 
 def pump(feed: Feed, times: int = 40) -> None:
@@ -128,6 +130,19 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
         feed.release(batch)
     assert feed.pop_batch() is None
     assert count_busy_slots(feed) == 0
+
+
+def test_plans_have_the_arguments_of_their_batch():
+    by_batch = T.by_batch([8, 9, 12])
+    drawn = [T.Chain([T.CenterCrop(by_batch)]).at(0, step, seed=3).output_size_hw for step in range(6)]
+    for size, expected in ((by_batch, drawn), (T.bucket_size, [(10 + step, 9) for step in range(6)])):
+        feed, _ = make_feed(6 * BATCH_SIZE, chain=T.Chain([T.RandomResizedCrop(size), T.Normalize([0.5], [0.5])]))
+        for step in range(6):
+            batch = pump_and_pop(feed)
+            if step:
+                assert batch.planned is not None
+                assert tuple(batch.planned.results_hw[0]) == expected[step]
+            feed.release(batch)
 
 
 def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():

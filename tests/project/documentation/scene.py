@@ -23,6 +23,7 @@ COMPLETE: dict[str, tuple[str, ...]] = {
     "README.md": ("loader", "train"),
     "docs/decoding.md": (),
     "docs/determinism.md": (),
+    "docs/howto/buckets.md": (),
     "docs/howto/dataset.md": (),
     "docs/howto/kornia_and_dali.md": (),
     "docs/howto/mixing.md": (),

@@ -146,7 +146,9 @@ def test_reference_has_every_public_name(site_folder):
 
     entries = InventoryFile.loads((site_folder / "objects.inv").read_bytes(), uri="").data
     names = {
-        name for kind in ("py:class", "py:function", "py:exception", "py:module") for name in entries.get(kind, {})
+        name
+        for kind in ("py:class", "py:function", "py:exception", "py:module", "py:data")
+        for name in entries.get(kind, {})
     }
     public = {f"gpuload.{name}" for name in gpuload.__all__ if name not in ("__version__", "transforms")}
     public |= {f"gpuload.transforms.{name}" for name in transforms.__all__}

@@ -7,7 +7,7 @@ import inspect
 import io
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +186,25 @@ def test_prepare_compiles_all_kernels_for_any_epoch(launched, compiled, make_ima
         images = make_images(first, 4, low=16, high=30)
         stage(*make_batch(chain.at(first % 2), images, first=5 * first))
     assert launched - compiled == set()
+
+
+@matrix(chain=["all or nothing", "quarter turns"], conversion=CONVERSIONS)
+def test_sizes_that_change_from_batch_to_batch_launch_at_most_two_variants_of_a_kernel(
+    launched, compiled, make_images, make_batch, chain, conversion
+):
+    """The sizes are 1, odd, and multiples of 8 and of 16."""
+    size = T.RandomResizedCrop(T.by_batch([*range(8, 40, 3), (1, 1), (7, 1), (16, 16), (32, 48), (24, 16), (40, 40)]))
+    chain, stage = prepare([*CHAINS[chain], size, T.RandomInvert(), *CONVERSIONS[conversion]])
+    shapes = set()
+    for step in range(60):
+        images = make_images(step, 4, low=16, high=30)
+        shapes.add(stage(*make_batch(chain.at(0, step), images, first=4 * step)).shape[2:])
+    assert len(shapes) > 12
+    assert launched <= compiled
+    # A pass of another geometry, or that writes other results, is another kernel.
+    constants = ("GEOMETRY", "FINISHED", "ERASES")
+    kernels = Counter((name, *(entry for entry in rest if entry[0] in constants)) for name, *rest in launched)
+    assert max(kernels.values()) <= 2, kernels
 
 
 RESULT_SIZE = 8
