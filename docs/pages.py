@@ -63,6 +63,7 @@ FAMILIES = (
     ("Boxes and keypoints", "targets"),
     ("Composing transforms", "composite chain"),
     ("From other libraries", "interop"),
+    ("Arguments that change during training", "varying"),
     ("Custom transforms, and applying chains", "custom base program.draws gpuload.loader.loader"),
 )
 
@@ -116,7 +117,7 @@ def _entry(module: str) -> Callable[[str], str]:
         value = getattr(importlib.import_module(module), name)
         if isinstance(value, ModuleType):
             return f"```{{eval-rst}}\n.. automodule:: {value.__name__}\n   :members:\n   :imported-members:\n```"
-        kind = "autoclass" if isinstance(value, type) else "autofunction"
+        kind = "autoclass" if isinstance(value, type) else "autofunction" if callable(value) else "autodata"
         members = (
             "\n   :members:\n   :exclude-members: __new__, extra_repr"
             if kind == "autoclass" and module != "gpuload.transforms"

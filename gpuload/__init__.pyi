@@ -38,10 +38,12 @@ from gpuload.errors import LimitError as LimitError
 from gpuload.errors import SampleError as SampleError
 from gpuload.errors import TooManyErrors as TooManyErrors
 from gpuload.errors import WorkerError as WorkerError
+from gpuload.inspection.sizes import image_sizes as image_sizes
 from gpuload.loader.headspace import headspace as headspace
 from gpuload.loader.loader import Loader as Loader
 from gpuload.loader.stats import Stats as Stats
 from gpuload.order.blocks import BlockShuffle as BlockShuffle
+from gpuload.order.buckets import Buckets as Buckets
 from gpuload.packing.pack import pack as pack
 from gpuload.packing.verify import verify as verify
 from gpuload.rng.generators import sample_rng as sample_rng

@@ -59,7 +59,8 @@ def argument(
 ) -> Any:
     """Declare a field of a dataclass whose value is replaced by the result of `check`, which is called with the
     argument's name for messages, the value, and `options`. None is not checked if it is the default, or if `optional`.
-    An argument of a transform can depend on the epoch if `by_epoch`. By default, `kw_only` is as for the class."""
+    An argument of a transform can depend on the epoch or the batch if `by_epoch`. By default, `kw_only` is as for the
+    class."""
     metadata = {"check": partial(check, **options), "optional": optional or default is None, "by_epoch": by_epoch}
     return field(default=default, compare=compare, kw_only=kw_only, metadata=metadata)
 

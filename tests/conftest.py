@@ -54,11 +54,11 @@ FOLDERS = {
 # Folders whose tests check the output of loaders, not the start of workers. Their workers are forked from a process
 # with the imports that every worker needs: two workers take 0.1 CPU seconds, against 0.5 as fresh interpreters.
 FORKED = tuple(
-    f"tests/{room}/"
-    for room in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
+    f"tests/{folder}/"
+    for folder in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
 )
-IS_OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
-OF_THIS_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "PYTEST_TIMEOUT", "PYTEST_XDIST_")
+IS_XDIST_PROCESS = "PYTEST_XDIST_WORKER" in os.environ
+PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "PYTEST_TIMEOUT", "PYTEST_XDIST_")
 BOOTSTRAP = str(TESTS.parent / "gpuload" / "workers" / "bootstrap.py")
 # Folders and files whose tests need optional packages, without which their modules are not imported.
 NEEDED = {
@@ -101,7 +101,7 @@ def needed_by(nodeid: str) -> set[str]:
 
 def pytest_configure() -> None:
     """Do not start if the target of make that runs pytest requires a package that is not installed."""
-    if missing := lacking.missing():
+    if missing := lacking.missing_packages():
         target = os.environ["GPULOAD_REQUIRE_PACKAGES"]
         raise pytest.UsageError(
             f"make {target} requires packages that are not installed in {sys.prefix}: {', '.join(missing)}. "
@@ -166,7 +166,7 @@ def pytest_collection_finish() -> None:
 
     Classes and functions of test modules are pickled by value, like those of a notebook. A worker that imported a test
     module would also import torch and pytest, which took 1.95 CPU seconds instead of 0.2. The exception is modules that
-    refer to torchvision, which can only be imported in the tests' own way.
+    refer to torchvision, which only tests can import (`helpers.peers`).
 
     Existing objects are frozen, so that the garbage collector does not traverse them, which took half a second.
 
@@ -175,7 +175,7 @@ def pytest_collection_finish() -> None:
     them, in which this hook is not called.
     """
     for name in list(os.environ):
-        if name.startswith(OF_THIS_PYTEST):
+        if name.startswith(PYTEST_VARIABLES):
             del os.environ[name]
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
@@ -202,7 +202,7 @@ def why_no_cuda() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked `cuda` if there is no CUDA device; fail it if GPULOAD_REQUIRE_CUDA=1. Speed up Triton's
+    """Skip a test marked `cuda` if there is no CUDA device, or fail it if GPULOAD_REQUIRE_CUDA=1. Speed up Triton's
     interpreter for tests that use it."""
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and not lacking.is_absent("triton")
     if item.get_closest_marker("interpreter") and is_interpreted:
@@ -213,12 +213,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs a CUDA device: {reason}")
 
 
-FAILED: set[str] = set()
+FAILED_IDS: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
-        FAILED.add(report.nodeid)
+        FAILED_IDS.add(report.nodeid)
 
 
 @pytest.hookimpl(trylast=True)  # after the test's reports have been sent
@@ -226,7 +226,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     """End an xdist process whose CUDA context a test has broken, since later tests would fail too. xdist starts another
     process."""
     torch = sys.modules.get("torch")
-    if nodeid in FAILED and IS_OF_XDIST and torch is not None and torch.cuda.is_initialized():
+    if nodeid in FAILED_IDS and IS_XDIST_PROCESS and torch is not None and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
         except RuntimeError:
@@ -253,7 +253,7 @@ def forked_workers() -> Iterator[type[subprocess.Popen]]:
 
 @pytest.fixture(autouse=True)
 def _workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the workers of tests in `FORKED`, for which the start of workers does not matter."""
+    """Fork the workers of tests in `FORKED`, which do not depend on how workers start."""
     if request.node.nodeid.startswith(FORKED) and not request.node.get_closest_marker("fresh"):
         monkeypatch.setattr(subprocess, "Popen", request.getfixturevalue("forked_workers"))
 
@@ -266,7 +266,7 @@ def warm_popen() -> Iterator[type[subprocess.Popen]]:
 
 @pytest.fixture
 def warm(warm_popen: type[subprocess.Popen], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start workers and Python programs with torch already imported, for tests that are not about their start."""
+    """Start workers and Python programs with torch already imported, for tests that do not depend on their start."""
     monkeypatch.setattr(subprocess, "Popen", warm_popen)
 
 

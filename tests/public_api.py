@@ -28,20 +28,20 @@ RECORDED = Path(__file__).with_name("public_api.txt")
 
 def public_api() -> str:
     """Return a line for each public name with its signature, followed by the members of a class."""
-    return "".join(f"{line}\n" for face in (gpuload, transforms) for line in _of_module(face))
+    return "".join(f"{line}\n" for module in (gpuload, transforms) for line in _of_module(module))
 
 
-def _of_module(face: ModuleType) -> Iterator[str]:
-    for name in sorted(face.__all__):
-        called, value = f"{face.__name__}.{name}", getattr(face, name)
+def _of_module(module: ModuleType) -> Iterator[str]:
+    for name in sorted(module.__all__):
+        qualified_name, value = f"{module.__name__}.{name}", getattr(module, name)
         if inspect.isclass(value):
             bases = ", ".join(base.__name__ for base in value.__mro__[1:] if _is_known(base))
-            yield f"class {called}({bases})" if bases else f"class {called}"
+            yield f"class {qualified_name}({bases})" if bases else f"class {qualified_name}"
             yield from (f"    {line}" for line in _of_class(value))
         elif callable(value):
-            yield f"def {called}{_signature(value)}"
+            yield f"def {qualified_name}{_signature(value)}"
         else:
-            yield f"{called}: {type(value).__name__}"
+            yield f"{qualified_name}: {type(value).__name__}"
 
 
 def _is_known(base: type) -> bool:
@@ -64,8 +64,8 @@ def _of_class(kind: type) -> Iterator[str]:
             members |= dict.fromkeys(getattr(base, "__annotations__", {})) | vars(base)
     for name in sorted(member for member in members if not member.startswith("_")):
         value = members[name]
-        plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        yield f"{name}{_signature(plain)}" if inspect.isfunction(plain) else name
+        function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        yield f"{name}{_signature(function)}" if inspect.isfunction(function) else name
 
 
 def _signature(value: Any) -> str:

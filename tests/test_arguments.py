@@ -1,4 +1,4 @@
-"""All public arguments accept scalars of NumPy and 0-d tensors, and refuse other types with one wording.
+"""All public arguments accept NumPy scalars and 0-d tensors, and refuse wrong types with the same wording.
 
 The arguments are those of all names in ``gpuload`` and ``gpuload.transforms``; their types are read from annotations.
 """
@@ -41,13 +41,17 @@ def pack(files: Any, **options: Any) -> Any:
     return gl.pack(gl.ImageFiles(files.folder), folder, **{"to": "tar", "workers": 0, **options})
 
 
-# By name, a call with the required arguments, given paths of files and the tested argument.
+# For each public name, a function that calls it with its required arguments. It gets the test files and the argument
+# under test.
 CALLS: dict[str, Callable[..., Any]] = {
     "ArrayFile": lambda files, **options: gl.ArrayFile(files.raw, dtype="uint8", **{"shape": (2, 4, 4, 3), **options}),
     "Augment": make_augment,
     "Augment.forward": lambda files, **options: make_augment(files)(IMAGES, **options),
     "Augment.set_epoch": lambda files, **options: make_augment(files).set_epoch(**options),
     "Boxes": lambda files, **options: gl.Boxes([[0, 0, 1, 1]], **options),
+    "Buckets": lambda files, **options: gl.Buckets(
+        [[8, 8]], **{**({"max_pixels": 4096} if "shapes" not in options else {}), **options}
+    ),
     "Cached": lambda files, **options: gl.Cached([0, 1], **{"bytes_limit": 1 << 20, **options}),
     "Coco": lambda files, **options: gl.Coco(files.folder, files.coco, **options),
     "Decode": lambda files, **options: gl.Decode(**({"where": "both"} if "device_share" in options else {}), **options),
@@ -68,6 +72,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Parquet": lambda files, **options: gl.Parquet(next(packed(files.root, "parquet").glob("*.parquet")), **options),
     "RayWorkers": lambda files, **options: gl.RayWorkers(**{"count": 1, **options}),
     "TarShards": lambda files, **options: gl.TarShards(files.tar, **options),
+    "image_sizes": lambda files, **options: gl.image_sizes(gl.ImageFiles(files.folder), **options),
     "headspace": lambda files, **options: gl.headspace([0], **options),
     "keep": lambda files, **options: gl.keep("meta", **options),
     "pack": pack,
@@ -88,6 +93,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 VALUES: dict[str, Any] = {
     "ArrayFile.shape": (2, 4, 4, 3),
     "Boxes.canvas_hw": (4, 4),
+    "Buckets.max_pixels": 4096,
     "Cached.bytes_limit": 1 << 20,
     "Decode.device_share": 0.5,
     "ColorJitter.hue": 0.5,
@@ -106,14 +112,14 @@ MADE_BY_GPULOAD = {
 CHECKED_ELSEWHERE = {
     "Loader.rank", "Loader.world_size", "Loader.pad_to", "Augment.pad_to", "RandomErasing.value",
     "from_timm.color_jitter", "RandomErasing.max_count", "pad.value", "pad_collate.value", "Loader.repeats",
-    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif",
+    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif", "Buckets.sizes", "Buckets.shapes",
 }  # fmt: skip
 ACCEPT_NONE = {"antialias", "apply.seed"}
 NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
 CHOICES = {"BoxFormat", "Interpolation", "Layout", "Mode", "OnError", "PaddingMode", "Per", "Scale", "Store", "Uneven"}
 # Annotations that are not checked here: objects, names, paths, and option classes, which check themselves.
 OTHER_ANNOTATIONS = re.compile(
-    r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|Transform|Sequence)|Collection|Iterable|Mapping"
+    r"Any$|str\b|bytes$|object$|Sequence\[(Any|object|str|tuple|Transform|Sequence)|Collection|Iterable|Mapping"
     r"|tuple\[int, \.\.\.\]|dict\[|torch\.|StorageOptions|Classes|Shape|Patterns|Progress|RayWorkers|Decode|Faults"
     r"|Literal\['raw'\]"
 )
@@ -122,6 +128,7 @@ OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Augment": {"seed": (-1, 2**64)},
     "AugMix": {"alpha": (0,), "mixture_width": (0,), "severity": (0, 11)},
     "BlockShuffle": {"block": (0,), "window": (0,)},
+    "Buckets": {"max_pixels": (0,), "multiple_of": (0,)},
     "Cached": {"bytes_limit": (2**20 - 1,)},
     "CLAHE": {"clip_limit": (0.5, (0.5, 2)), "tile_grid_size": (0,)},
     "CenterCrop": {"size": (0,)},
@@ -191,16 +198,16 @@ OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "headspace": {"steps": (0,)},
     "pack": {"quality": (0, 101), "shard_bytes": (0,), "short_side": (0, 65_501), "workers": (-1, 4097)},
 }
-TENSORS = (np.asarray, torch.tensor)
+ZERO_D_CONVERTERS = (np.asarray, torch.tensor)
 INVALID: dict[str, tuple[Any, ...]] = {
     "int": (True, np.True_, torch.tensor(True), 1.5, np.float32(1.5), torch.tensor(1.5), "3"),
     "float": (True, np.True_, torch.tensor(True), "0.5"),
     "bool": (2, 1.5, np.float32(1), torch.tensor(0.5), "no"),
 }
 SCALARS: dict[str, tuple[Callable[[Any], Any], ...]] = {
-    "int": (np.int64, *TENSORS),
-    "float": (np.float32, np.float64, *TENSORS),
-    "bool": (np.bool_, int, *TENSORS),
+    "int": (np.int64, *ZERO_D_CONVERTERS),
+    "float": (np.float32, np.float64, *ZERO_D_CONVERTERS),
+    "bool": (np.bool_, int, *ZERO_D_CONVERTERS),
 }
 
 
@@ -208,14 +215,14 @@ def kind_of(annotation: str, name: str = "") -> str | None:
     """Classify an annotation: a number, numbers, a choice, a function, or something else; None if it is unknown."""
     if name == "fill":
         return name
-    first = annotation.removeprefix("ForwardRef('").split(" | ")[0]
-    if first in NUMBERS or first in CHOICES:
-        return first
+    first_type = annotation.removeprefix("ForwardRef('").split(" | ")[0]
+    if first_type in NUMBERS or first_type in CHOICES:
+        return first_type
     if numbers := re.match(r"(?:tuple|Sequence)\[(int|float)(, (int|float|\.\.\.))?\]", annotation):
         return f"{numbers[1]}s"
-    if first.startswith("Literal") and "'raw'" not in first:
+    if first_type.startswith("Literal") and "'raw'" not in first_type:
         return "choice"
-    if first.startswith("Callable"):
+    if first_type.startswith("Callable"):
         return "function"
     return "other" if OTHER_ANNOTATIONS.match(annotation) else None
 
@@ -281,7 +288,7 @@ def packed(root: Path, store: str) -> Path:
 
 
 def call(owner: str, files: Any, **options: Any) -> Any:
-    """Call a class or function with the argument; the other arguments of a transform are those of its picture."""
+    """Call a class or function with the argument, and a transform also with the arguments of its example (`SPECS`)."""
     if owner in CALLS:
         return CALLS[owner](files, **options)
     if owner in SPECS and SPECS[owner].code:
@@ -304,36 +311,37 @@ def test_the_annotation_of_each_public_argument_is_known():
         f"{owner}.{name}: {annotation}" for owner, name, annotation, _ in ARGUMENTS if kind_of(annotation) is None
     }
     assert not unknown, "add these annotations to NUMBERS, CHOICES or OTHER_ANNOTATIONS in tests/test_arguments.py"
-    assert len(CASES) > 180
+    assert len(CASES) > 180, "fewer arguments than expected are tested: were annotations or names lost?"
 
 
 @pytest.mark.parametrize(("owner", "name", "annotation", "default"), CASES)
-def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_other_types(
+def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_wrong_types(
     files, owner, name, annotation, default
 ):
     kind = kind_of(annotation, name)
     takes_none = "None" in annotation or bool({name, f"{owner}.{name}"} & ACCEPT_NONE)
+    none_if_refused = () if takes_none else (None,)
     if kind in NUMBERS:
-        plain = value_of(owner, name, kind, default)
+        valid_value = value_of(owner, name, kind, default)
         for scalar in SCALARS[kind]:
             stored, expected = (
                 repr(getattr(call(owner, files, **{name: value}), name, None))
-                for value in (scalar(plain), np.asarray(scalar(plain)).item())
+                for value in (scalar(valid_value), np.asarray(scalar(valid_value)).item())
             )
             assert stored == expected, "the value must be stored as a plain number"
-        wording, invalid = rf"{name}\b.* must be {NUMBERS[kind]}, got ", INVALID[kind] + (None,) * (not takes_none)
+        wording, invalid = rf"{name}\b.* must be {NUMBERS[kind]}, got ", (*INVALID[kind], *none_if_refused)
     elif kind in ("ints", "floats"):
-        plain = value_of(owner, name, kind, default)
-        for scalars in ([torch.tensor(number) for number in plain], np.array(plain)):
+        valid_value = value_of(owner, name, kind, default)
+        for scalars in ([torch.tensor(number) for number in valid_value], np.array(valid_value)):
             call(owner, files, **{name: scalars})
-        if annotation.startswith("tuple[float, float]") and plain[0] < plain[1]:
+        if annotation.startswith("tuple[float, float]") and valid_value[0] < valid_value[1]:
             with pytest.raises(ValueError, match=rf"{name}\b.* must be \(low, high\) with low ≤ high"):
-                call(owner, files, **{name: plain[::-1]})
-        wording, invalid = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(plain))
+                call(owner, files, **{name: valid_value[::-1]})
+        wording, invalid = rf"{name}\b.* must be (a |an )", ("ab", 1.5, ["x"] * len(valid_value))
     elif kind == "fill":
         wording, invalid = rf"{name}\b.* must be a number, got ", ("black", True, [1, "2"])
     elif kind == "function":
-        wording, invalid = rf"{name}\b.* must be callable, got ", (3, "x") + (None,) * (not takes_none)
+        wording, invalid = rf"{name}\b.* must be callable, got ", (3, "x", *none_if_refused)
     else:
         wording, invalid = rf"{name}\b.* must be one of '", (3.5, b"x")
         with pytest.raises(ValueError, match=wording):
@@ -351,7 +359,7 @@ def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_other_types(
         for name in values
     ],
 )
-def test_arguments_refuse_values_out_of_bounds_with_one_wording(files, owner, name):
+def test_arguments_refuse_values_out_of_bounds_with_the_same_wording(files, owner, name):
     for value in OUT_OF_BOUNDS[owner][name]:
         with pytest.raises(ValueError, match=rf"{name}\b.* must be (at (least|most)|greater than|less than) .*, got "):
             call(owner, files, **{name: value})
@@ -378,6 +386,6 @@ def test_probabilities_outside_0_to_1_raise_value_error(files, owner):
         (lambda: T.Normalize((), ()), "Normalize(mean=…) must be a list of numbers, got ()"),
     ],
 )
-def test_arguments_refuse_infinite_numbers_and_wrong_lengths(make, text):
+def test_arguments_refuse_nan_reversed_ranges_and_wrong_lengths(make, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         make()

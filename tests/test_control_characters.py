@@ -1,4 +1,4 @@
-"""Errors and commands write out control characters in text from data, so that the text cannot control a terminal."""
+"""Errors and commands escape control characters in text from data, so that the text cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuload.datasets.stores.remote_failures import failure_of
 from gpuload.errors import ErrorRecord, SampleError, one_line, visible
 
 CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
-WRITTEN_OUT = r"\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
+ESCAPED = r"\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
 FILE_NAME = CONTROL.replace("/", "")
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
 TARGETS = {f"{CONTROL}.i".encode(): IMAGE, f"{CONTROL}.t".encode(): CONTROL.encode()}
@@ -133,14 +133,15 @@ def test_errors_of_samples_contain_no_control_characters(tmp_path: Path, workers
         warnings.simplefilter("always")
         with gl.Loader(Failing(), 3, num_workers=workers, device="cpu", faults=skip) as loader:
             assert [len(batch) for batch in loader] == [1]
-    assert recorded
-    assert all(str(warning.message).replace("\n", "").isprintable() for warning in recorded)
+    assert recorded, "no warning names the skipped samples"
+    for warning in recorded:
+        assert str(warning.message).replace("\n", "").isprintable(), warning.message
 
 
 def test_error_record_stores_source_and_index_unchanged() -> None:
     record = ErrorRecord(epoch=0, position=1, index=CONTROL, source=CONTROL, cause="it", traceback="")
     assert record.source == SampleError(record).source == CONTROL
-    assert WRITTEN_OUT in record.describe()
+    assert ESCAPED in record.describe()
 
 
 @pytest.mark.parametrize("command", ["inspect", "pack", "verify", "index", "bench"])
@@ -169,14 +170,14 @@ def test_output_of_commands_contains_no_control_characters(tmp_path: Path, comma
 
 def test_messages_of_servers_contain_no_control_characters() -> None:
     failure = failure_of(RuntimeError(f"no {CONTROL}"), "https://host/a.jpg", 1)
-    assert WRITTEN_OUT.removesuffix(r"\r") in failure.message
+    assert ESCAPED.removesuffix(r"\r") in failure.message
 
 
-def test_visible_writes_out_control_characters() -> None:
+def test_visible_escapes_control_characters() -> None:
     assert visible("plain ünï") == "plain ünï"
     assert visible("a\tb\r\n\x00\u200b\udcff\ud800") == "a\\tb\\r\\n\\x00\\u200b\\xff\\ud800"
     assert visible("a\nb\tc\x1b", "\n\t") == "a\nb\tc\\x1b"
     assert visible(os.fsencode("ä\udcff\n")) == "ä\\xff\\n"
     assert one_line("a\n\x1b[31m b\r\n") == "a; \\x1b[31m b"
-    assert str(gl.GpuloadError(f"{CONTROL}\n")) == f"{WRITTEN_OUT}\n"
+    assert str(gl.GpuloadError(f"{CONTROL}\n")) == f"{ESCAPED}\n"
     assert str(gl.DecodeError("a")) == "a"

@@ -1,4 +1,4 @@
-"""Public names and signatures are those recorded in public_api.txt."""
+"""Public names and signatures equal the record in public_api.txt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 from public_api import RECORDED, public_api
 
 
-def test_public_names_and_signatures_are_those_in_public_api_txt():
+def test_public_names_and_signatures_equal_public_api_txt():
     recorded, current = RECORDED.read_text().splitlines(), public_api().splitlines()
     changes = list(difflib.unified_diff(recorded, current, "recorded", "found", lineterm="", n=0))
     text = "run `make api`, which writes tests/public_api.txt, if the change is intended:\n"

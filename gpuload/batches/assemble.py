@@ -225,7 +225,7 @@ class Assembly:
         memory.load()
         self._begin("stage_s")
         if batch.planned is None:
-            return transform(batch.spec.epoch, columns, self._combination_numbers(batch, columns), memory.read)
+            return transform(batch.spec, columns, self._combination_numbers(batch, columns), memory.read)
         finished = FinishedColumns(columns, transform.has_views, full_columns=memory.read_plan(batch.planned))
         finished.images = [[transform.stage(memory.read(columns.images[0]), batch.planned)]]
         return finished

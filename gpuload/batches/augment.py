@@ -27,6 +27,7 @@ from gpuload.checks import integer, strings
 from gpuload.datasets.sample import Boxes, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage import Plan, RaggedImages, check_stage, compile_stage
 from gpuload.stage import device as devices
@@ -36,6 +37,7 @@ from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
 from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
+from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
 from gpuload.workers.sample import SampleReader, make_columns
@@ -60,7 +62,8 @@ class Augment(torch.nn.Module):
     the device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
 
     Random parameters depend only on (seed, epoch, position), as in a `Loader`. Positions continue from batch to batch,
-    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch, the position and the backend.
+    across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch, the position and the backend. For
+    `by_batch`, batches are counted in the same way.
 
     Args:
         transforms, dtype, memory_format, ragged, pad_to, backend: as for `Loader`.
@@ -110,7 +113,7 @@ class Augment(torch.nn.Module):
         self._images = None if images is None else frozenset(strings("images", images))
         self._arguments = transforms, integer("seed", seed, minimum=0, maximum=2**64 - 1), device, options
         self._set_up()
-        self._epoch = self._position = 0
+        self._epoch = self._position = self._step = 0
         self._saved_backend: str | None = None  # the backend of a loaded state, until the first batch
         self._loaded = False  # whether epoch and position come from a state, so that the next `set_epoch` keeps them
         self._warned_of_images = False  # whether a leaf was reported that is probably not an image
@@ -120,6 +123,11 @@ class Augment(torch.nn.Module):
         """Create the attributes that are derived from the arguments, and are neither copied nor pickled."""
         transforms, self._seed, device, self._options = self._arguments
         self._chain = chain = Chain(transforms)
+        if argument := chain.find_varying(BucketSize):
+            raise ValueError(
+                f"{argument} is bucket_size, but batches that are passed to Augment have no such size; pass a fixed "
+                "size or T.by_batch, or use a Loader with shuffle=gpuload.Buckets(…)"
+            )
         self._device = None if device is None else check_device(device)
         check_stage(chain, self._device, **self._options)
         if chain.frames:
@@ -159,26 +167,30 @@ class Augment(torch.nn.Module):
                 this epoch.
         """
         epoch = integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
-        self._chain.at(epoch)  # an invalid value from `by_epoch` raises an error here, not in the training step
+        for _ in self._chain.variants(epoch):
+            pass  # an invalid value from `by_epoch` raises an error here, not in the training step
         if not (self._loaded and epoch == self._epoch):
-            self._position = 0
+            self._position = self._step = 0
         self._epoch, self._loaded = epoch, False
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the epoch, the next position and a number for the backend, int64 (3,), for ``state_dict()``."""
+        """Return the epoch, the next position and a number for the backend, int64 (3,), for ``state_dict()``. If the
+        transforms use `by_batch`, the number of the epoch's next batch follows."""
         names = [*(compiled.stage.plan.backend for compiled in self._compiled.values()), self._saved_backend]
         last_name = next(filter(None, reversed(names)), None)
         backend = UNKNOWN if last_name is None else list(BACKENDS).index(last_name)
-        return torch.tensor([self._epoch, self._position, backend], dtype=torch.int64, device="cpu")
+        steps = [self._step] if self._chain.find_varying(ByBatch) else []
+        return torch.tensor([self._epoch, self._position, backend, *steps], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Resume from a state. The first batch warns if another backend augments it."""
-        if getattr(state, "shape", None) not in ((2,), (3,)):  # 2 in earlier versions
+        if getattr(state, "shape", None) not in ((2,), (3,), (4,)):  # 2 in earlier versions
             raise ValueError(
                 "the state of an Augment must be a tensor of shape (3,), the epoch, the next position and the backend, "
                 f"got {state!r}"
             )
-        (self._epoch, self._position, *backends), self._loaded = state.tolist(), True
+        self._epoch, self._position, *backends = state.tolist()
+        self._step, self._loaded = backends.pop() if len(backends) > 1 else 0, True
         self._saved_backend = next((name for index, name in enumerate(BACKENDS) if index in backends), None)
 
     def plan(self) -> Plan:
@@ -195,7 +207,7 @@ class Augment(torch.nn.Module):
 
     @torch.compiler.disable  # random parameters depend on the module's state, not only on the arguments
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, *batch: object, positions: object = None, epoch: int | None = None
+        self, *batch: object, positions: object = None, epoch: int | None = None, step: int | None = None
     ) -> Any:
         """Augment a batch.
 
@@ -205,6 +217,8 @@ class Augment(torch.nn.Module):
             positions: int64 (N,) on the CPU, the samples' positions in their epoch's order. Default: positions continue
                 from the last batch.
             epoch: the epoch of these positions. Default: the epoch of `set_epoch`.
+            step: the number of this batch in the epoch, on which `by_batch` depends; required with `positions` if the
+                transforms use `by_batch`. Default: batches without `positions` are counted.
 
         Returns:
             The batch, with N×C×H×W images, or as defined by `ragged`; for a `MultiView`, with a list of one result per
@@ -232,6 +246,12 @@ class Augment(torch.nn.Module):
                 "DataLoader; call it on the batches in the training loop, or pass positions=…"
             )
         epoch = self._epoch if epoch is None else integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
+        argument = self._chain.find_varying(ByBatch)
+        if argument and positions is not None and step is None:
+            raise ValueError(
+                f"{argument} depends on the batch, whose number in the epoch cannot be derived from positions=…; also "
+                "pass step=…, such as BatchInfo.step"
+            )
         rank, world_size = find_rank()
         with self._lock, torch.accelerator.device_index(None if device.type == "cpu" else device.index):
             start = self._position + rank * tree.count
@@ -241,9 +261,10 @@ class Augment(torch.nn.Module):
             backend = compiled.stage.plan.backend
             if saved_backend not in (None, backend):
                 warnings.warn(explain_backend_change(saved_backend, backend), RuntimeWarning, stacklevel=5)
-            result = self._augment_tree(tree, epoch, batch_positions, compiled)
+            step = self._step if step is None else integer("step", step, minimum=0, maximum=MAX_EPOCH)
+            result = self._augment_tree(tree, BatchSpec(step, epoch, batch_positions, np.arange(tree.count)), compiled)
             if positions is None:
-                self._position += world_size * tree.count
+                self._position, self._step = self._position + world_size * tree.count, step + 1
         return result
 
     def _device_of(self, tree: BatchTree) -> torch.device:
@@ -272,13 +293,13 @@ class Augment(torch.nn.Module):
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
-    def _augment_tree(self, tree: BatchTree, epoch: int, positions: np.ndarray, compiled: BatchTransform) -> Any:
+    def _augment_tree(self, tree: BatchTree, spec: BatchSpec, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
         sources = [
             _Images(leaf, device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
             for leaf in tree.images
         ]
-        columns = self._read_columns(tree, sources, positions)
+        columns = self._read_columns(tree, sources, spec.positions)
 
         def read(column: ImageColumn) -> RaggedImages:
             for source, images in zip(sources, columns.images, strict=True):
@@ -287,14 +308,14 @@ class Augment(torch.nn.Module):
             return _mask_pixels(tree, device, column)
 
         try:
-            finished = compiled(epoch, columns, np.arange(tree.count), read)
+            finished = compiled(spec, columns, np.arange(tree.count), read)
         except DrawError as error:
             raise ValueError(f"image {error.row} of the batch: {error.message}") from None
         finished.images = [
             list(map(source.join_frames, views)) for source, views in zip(sources, finished.images, strict=True)
         ]
         if self._chain.modules:
-            compiled.call_modules(epoch, finished)
+            compiled.call_modules(spec.epoch, finished)
         results = iter(finished.images)
         values = [
             finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves

@@ -18,6 +18,7 @@ from gpuload.batches.collate import FinishedColumns
 from gpuload.batches.combined_targets import combine_targets
 from gpuload.batches.mixing import Pairing, partners_of
 from gpuload.batches.targets import transform_targets
+from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
 from gpuload.stage import RaggedImages, Stage
@@ -55,11 +56,11 @@ class BatchTransform:
     def _masks(self) -> MaskStage:
         return MaskStage(self.stage.device)
 
-    def __call__(self, epoch: int, columns: Columns, numbers: np.ndarray, read: ReadImages) -> FinishedColumns:
+    def __call__(self, spec: BatchSpec, columns: Columns, numbers: np.ndarray, read: ReadImages) -> FinishedColumns:
         """Transform a batch, except for the modules at the end.
 
         Args:
-            epoch, columns: the epoch, and the batch.
+            spec, columns: the request for the batch, and the batch.
             numbers: int64 (N,), which define the samples that are combined: those whose numbers differ only in the last
                 bit (for pairs) or the last two bits (for groups of four).
             read: returns the pixels of a column of images or masks. Of clips, it returns all frames, clip after clip.
@@ -68,7 +69,7 @@ class BatchTransform:
             DrawError: the parameters of a transform cannot be drawn for an image.
             ValueError, CollateError: the transforms cannot be applied to the batch.
         """
-        chain, programs, partners = self._chain, self._draw_programs(epoch, columns), None
+        chain, programs, partners = self._chain, self._draw_programs(spec, columns), None
         finished = FinishedColumns(columns, self.has_views, programs)
         if chain.mixing is not None:
             partners = partners_of(numbers, columns.positions // self._repeats)
@@ -115,9 +116,10 @@ class BatchTransform:
                     torch.stack([*map(call, images.unbind(1))], 1) if is_clips else call(images)
                 )
 
-    def _draw_programs(self, epoch: int, columns: Columns) -> list[list[Program]]:
+    def _draw_programs(self, spec: BatchSpec, columns: Columns) -> list[list[Program]]:
         """Draw the programs for each column of images, one program per view."""
-        chain, key = self._chain.at(epoch), philox.epoch_key(self._seed, epoch)
+        chain = self._chain.at(spec.epoch, spec.step, spec.size_hw, seed=self._seed)
+        key = philox.epoch_key(self._seed, spec.epoch)
         programs: list[list[Program]] = []
         for images in columns.images:
             rows, sizes, first_column = images.row_indices, images.table["size_hw"], columns.images[0]

@@ -23,7 +23,7 @@ import numpy as np
 
 from gpuload.checks import integer, one_of
 from gpuload.datasets.cache_file import CacheLocation, Entries
-from gpuload.datasets.files import is_complete
+from gpuload.datasets.files import is_complete, read_starts
 from gpuload.datasets.joined import View
 from gpuload.datasets.kinds import check_dataset, fetch_samples, forget, is_deterministic, is_iterable
 from gpuload.datasets.names import dataset_arguments
@@ -32,7 +32,7 @@ from gpuload.datasets.scan import full_path, normalize_index
 from gpuload.datasets.stores.store import Store
 from gpuload.datasets.tree import dtype_of, flatten, is_plain_tensor
 
-__all__ = ["CacheStatistics", "Cached", "pack", "unpack"]
+__all__ = ["CacheStatistics", "Cached", "identity_of", "pack", "unpack"]
 
 FORMAT: Final = "gpuload3"  # version of the format on disk
 MIN_BYTES: Final = 1 << 20
@@ -117,7 +117,7 @@ class Cached(View):
         self.where = one_of("where", where, ("memory", "disk"))
         _check(dataset, bytes_limit, where, path, version)
         super().__init__(dataset)
-        key = os.urandom(16) if where == "memory" else _identity(dataset, version)
+        key = os.urandom(16) if where == "memory" else identity_of(dataset, version)
         self._location = CacheLocation(len(dataset), bytes_limit, key, "" if path is None else full_path(path))
         self._opened: tuple[int, Entries] | None = None
         self._initial_totals = self._entries.totals()
@@ -144,7 +144,9 @@ class Cached(View):
         stamped_samples = {number: entries.get(number, _unpack_current) for number in dict.fromkeys(numbers)}
         if missing_numbers := [number for number, entry in stamped_samples.items() if entry is None]:
             settled_before_ns = time.time_ns() - SETTLED_NS
-            for number, sample in zip(missing_numbers, fetch_samples(self.dataset, missing_numbers), strict=True):
+            with read_starts(None):  # a part of a file must not be cached
+                samples = fetch_samples(self.dataset, missing_numbers)
+            for number, sample in zip(missing_numbers, samples, strict=True):
                 images = _encoded_images(sample)
                 stamps = [stamp for path in sorted({i.source for i in images if i.source}) if (stamp := _stamp(path))]
                 stamped_samples[number] = stamps, sample
@@ -199,8 +201,13 @@ def _check(dataset: object, bytes_limit: int, where: str, path: object, version:
         )
 
 
-def _identity(dataset: Any, version: str | None) -> bytes:
-    """Return a key that changes with everything that the dataset's samples depend on."""
+def identity_of(dataset: Any, version: str | None = None) -> bytes:
+    """Return a key that changes with everything that the dataset's samples depend on, except the contents of image
+    files.
+
+    Raises:
+        TypeError: this is not known of the dataset, and there is no `version`.
+    """
     digest = hashlib.blake2b(f"{FORMAT} {type(dataset).__qualname__} {len(dataset)} ".encode(), digest_size=16)
     if version is not None:
         digest.update(str(version).encode())

@@ -37,8 +37,10 @@ __all__ = [
     "is_complete",
     "prefetch",
     "read_file",
+    "read_starts",
     "size_limits",
     "sniff",
+    "start_bytes",
 ]
 
 # The same extensions as torchvision's, so that both libraries assign the same indices to the same files.
@@ -93,6 +95,7 @@ NON_IMAGES: Final[tuple[tuple[bytes, str], ...]] = (
 HEIF: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 
 _limits: ContextVar[tuple[float, float]] = ContextVar("gpuload_limits", default=(MAX_BYTES, MAX_PIXELS))
+_start_bytes: ContextVar[int | None] = ContextVar("gpuload_start_bytes", default=None)
 
 
 @contextlib.contextmanager
@@ -106,8 +109,25 @@ def size_limits(max_bytes: int | None, max_pixels: int | None = MAX_PIXELS) -> I
         _limits.reset(token)
 
 
+@contextlib.contextmanager
+def read_starts(nbytes: int | None) -> Iterator[None]:
+    """Have datasets read only the first `nbytes` bytes of image files in this context, where that saves time; None
+    means complete files."""
+    token = _start_bytes.set(nbytes)
+    try:
+        yield
+    finally:
+        _start_bytes.reset(token)
+
+
+def start_bytes() -> int | None:
+    """Return the number of bytes that suffice of each image file; None means all."""
+    return _start_bytes.get()
+
+
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a complete file. For 130 KB in the page cache, this takes 25 µs; `open(buffering=0)` takes 32, `open` 40.
+    """Read a complete file, or in the context `read_starts` its start. For 130 KB in the page cache, this takes 25 µs;
+    `open(buffering=0)` takes 32, `open` 40.
 
     Raises:
         OSError: the file is missing, or is not a regular file.
@@ -130,6 +150,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             raise _not_a_file_error(status.st_mode, name)
         if size > LARGE_BYTES:
             check_large(size, os.pread(descriptor, 32, 0), name)
+        start = _start_bytes.get()
+        if start is not None and size > start:
+            return os.read(descriptor, start)
         data = os.read(descriptor, size)
         return data if len(data) == size and size else _read_rest(descriptor, data, name)
     finally:

@@ -9,14 +9,17 @@ images nor on the number of workers.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from gpuload.datasets.files import FORMAT_BY_ENDING
+from gpuload.datasets.files import FORMAT_BY_ENDING, read_starts
+from gpuload.datasets.kinds import fetch_samples, is_deterministic
 from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import (
@@ -30,11 +33,12 @@ from gpuload.decode.header import (
 )
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
+from gpuload.workers.protocol import record_of
 
 __all__ = [
     "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED",
-    "ROW", "SAMPLINGS", "InspectedImages", "SelectedImages", "class_name_of", "find_image", "inspect_file",
-    "measure_pixels",
+    "ROW", "SAMPLINGS", "ImageSizes", "InspectedImages", "SelectedImages", "class_name_of", "find_image",
+    "inspect_file", "measure_pixels",
 ]  # fmt: skip
 
 FORMATS: Final = ("?", *dict.fromkeys(FORMAT_BY_ENDING.values()), "array")
@@ -75,6 +79,9 @@ PIXELS: Final = np.dtype(
 )  # fmt: skip
 """The pixels of one image. `bits` is 8 or 16, or 0 for floats; if it is 0, only `channels` is set. For 16 bits,
 `levels` counts the values of the upper 8."""
+
+SIZES_AT_ONCE: Final = 32
+START_BYTES: Final = 16 << 10  # longer headers, as with a large thumbnail or colour profile, are read a second time
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
 MAX_LABEL_LENGTH: Final = 100
@@ -292,6 +299,73 @@ class InspectedImages:
         for position in positions:
             if (will_need := getattr(self._datasets[self._dataset_indices[position]], "will_need", None)) is not None:
                 will_need([int(self._indices[position])])
+
+
+class ImageSizes:
+    """A dataset of the image sizes of other samples, `SIZES_AT_ONCE` consecutive samples per item: sending each sample
+    on its own takes longer than reading its header.
+
+    Yields the heights and widths, int32 (SIZES_AT_ONCE, 2), 0 for samples that failed and after the end; and the
+    `ErrorRecord` of each failed sample, as JSON.
+
+    Only the first `START_BYTES` of each file are read if no user's function can see or keep them. If the header does
+    not end there, the complete file is read. So is one that is turned upright, unless it is a JPEG, whose orientation
+    comes before its size in the file.
+
+    Args:
+        dataset: the dataset.
+        decode: the options that decide whether images are turned upright.
+    """
+
+    def __init__(self, dataset: Any, decode: Decode) -> None:
+        self._dataset, self._decode = dataset, decode
+        self._start_bytes = START_BYTES if is_deterministic(dataset) else None
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return Decoder(self._decode)
+
+    def __len__(self) -> int:
+        return -(-len(self._dataset) // SIZES_AT_ONCE)
+
+    def __getitem__(self, item: int) -> tuple[np.ndarray, str]:
+        indices = list(range(item * SIZES_AT_ONCE, min((item + 1) * SIZES_AT_ONCE, len(self._dataset))))
+        sizes_hw, failures = np.zeros((SIZES_AT_ONCE, 2), np.int32), []
+        try:
+            with read_starts(self._start_bytes):
+                samples = fetch_samples(self._dataset, indices)
+        except Exception:  # find out which sample failed
+            samples = None
+        for row, index in enumerate(indices):
+            image: Any = None
+            try:
+                image = self._read_image(index) if samples is None else find_image(samples[row])[0]
+                size_hw = self._size_of_start(image)
+                if size_hw is None:
+                    image = self._read_image(index)
+                    size_hw = self._decoder.size_hw(self._decoder.header(image))
+                sizes_hw[row] = size_hw
+            except Exception as error:  # a dataset may raise anything for a sample that it cannot read
+                failures.append(asdict(record_of(0, index, index, getattr(image, "source", None), error)))
+        return sizes_hw, json.dumps(failures)
+
+    def _read_image(self, index: int) -> Encoded | Image:
+        return find_image(self._dataset[index])[0]
+
+    def _size_of_start(self, image: Encoded | Image) -> tuple[int, int] | None:
+        """Return an image's height and width; None if the complete file is needed to know them."""
+        if isinstance(image, Image):
+            height, width = _first_frame(image).shape[:2]
+            return height, width
+        is_start = len(image.data) == self._start_bytes
+        try:
+            header = self._decoder.header(image)
+        except DecodeError:
+            if is_start:
+                return None
+            raise
+        is_certain = not is_start or header.jpeg is not None or not self._decoder.turns_upright(image)
+        return self._decoder.size_hw(header) if is_certain else None
 
 
 class SelectedImages:

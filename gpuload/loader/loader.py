@@ -34,6 +34,7 @@ from gpuload.loader.session import NEWER_ITERATOR, Session, libraries_for
 from gpuload.loader.state import State, adapt_to_workers, add_states
 from gpuload.loader.stats import Stats
 from gpuload.order.blocks import BlockShuffle
+from gpuload.order.buckets import Buckets
 from gpuload.order.place import Place
 from gpuload.order.schedule import (
     Schedule,
@@ -74,9 +75,10 @@ class Loader:
             CutMix need an even number.
         shuffle: True draws a new order each epoch, which depends only on `seed` and the epoch number. ``"block"`` or a
             `BlockShuffle` keeps neighbouring samples close together, for storage where reading them together is much
-            cheaper.
+            cheaper. `Buckets` gives all images of a batch one size, which differs from batch to batch.
         sampler: yields the keys of an epoch's samples and replaces gpuload's order; it is not split among ranks.
-        batch_sampler: yields lists of keys, one list per batch.
+        batch_sampler: yields lists of keys, one list per batch, which may have an attribute ``size_hw``: the size
+            of the batch's images, for `bucket_size`.
         collate_fn: makes a batch from a list of samples (from a single sample if ``batch_size=None``). Without
             transforms, it gets PIL images that the dataset returned as they are, and runs in the worker if there are no
             other images; otherwise it runs in this process, where it gets images as C×H×W tensors on the device.
@@ -167,7 +169,7 @@ class Loader:
     # Arguments that are read-only public attributes.
     dataset: Any
     batch_size: int | None
-    shuffle: bool | BlockShuffle
+    shuffle: bool | BlockShuffle | Buckets
     batch_sampler: Any
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
@@ -185,7 +187,7 @@ class Loader:
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | Literal["block"] | BlockShuffle | None = False,
+        shuffle: bool | Literal["block"] | BlockShuffle | Buckets | None = False,
         *,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -330,7 +332,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position as a small dict that can be stored as JSON. It counts the batches that were
         yielded, not those that were prefetched; after `load_state_dict`, it is the loaded state until the next
-        `iter()`. The state is the same on every rank, and can be resumed with any number of ranks and workers.
+        `iter()`. The state is the same on every rank, and can be resumed with any number of ranks and workers
+        (ranks only between epochs with `Buckets`).
 
         The state includes the sampler's ``state_dict()``, and for an iterable dataset one entry per worker, which only
         the same number of workers can resume. The states of samplers and datasets may contain numbers, strings, bytes,
@@ -442,10 +445,13 @@ class Loader:
         Args:
             epoch: the sample's epoch.
             position: the sample's position in the epoch's order, from `BatchInfo.positions` or `ErrorRecord.position`.
+                For `by_batch`, its batch is the one with this position in an epoch that was not resumed with another
+                batch size; for a position that pads the last batch again, the earlier batch.
             index: the sample's index in the dataset, from `BatchInfo.indices`; required with a sampler.
 
         Raises:
-            ValueError: the epoch has no such position, or the index is missing.
+            ValueError: the epoch has no such position, the index is missing, or a transform depends on the batch, which
+                only the `batch_sampler` knows.
             TypeError: the dataset is iterable and cannot return a sample again.
             SampleError: the sample cannot be loaded.
         """
@@ -461,7 +467,8 @@ class Loader:
         for text in start_warnings(options.order, self.num_workers):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start_progress(schedule)
-        options.chain.at(progress.start.epoch)  # an invalid value raises an error here, not for every sample
+        for _ in options.chain.variants(progress.start.epoch):
+            pass  # an invalid value raises an error here, not for every sample
         with self._start_lock:
             return self._begin(schedule, progress)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from gpuload.decode import Decoder
 from gpuload.decode.jpeg import NvImageCodecRegions
+from gpuload.order.buckets import BucketShares
+from gpuload.order.schedule import shares_of
 from gpuload.stage import Plan
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ def report_session_start(options: Options, plan: Plan, placement: str) -> None:
     if workers.ray_workers is None:  # otherwise JPEGs are decoded on other machines
         logger.info("JPEGs: %s", plan.decoder or _describe_decoders(options))
     logger.info("plan: %s", _describe_steps(plan))
+    if options.order.buckets is not None:
+        shares = shares_of(options.order)
+        assert isinstance(shares, BucketShares)
+        logger.info("Buckets: %s", shares.describe_leftovers())
     if placement:
         logger.info("placement: %s", placement)
 

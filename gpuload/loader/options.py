@@ -53,6 +53,7 @@ from gpuload.stage.decode import Choice, choose
 from gpuload.stage.plan import StageOptions
 from gpuload.stage.stage import resolve_backend
 from gpuload.transforms import Chain
+from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.feed import CHUNKS_PER_WORKER
 from gpuload.workers.process import check_platform
@@ -212,6 +213,13 @@ class Options:
                 "on_error='replace' does not apply to an iterable dataset: it has no other samples to choose from; "
                 "use 'skip'"
             )
+        argument = self.chain.find_varying(ByBatch, BucketSize)
+        if self.order.iterable and argument:
+            raise ValueError(
+                f"{argument} depends on the batch, which does not apply to an iterable dataset: each worker makes "
+                "batches of its own, which have no number that all workers and ranks share. Use T.by_epoch or a fixed "
+                "value, or a map-style dataset"
+            )
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Options:
@@ -220,7 +228,13 @@ class Options:
         stage = _make_group(StageOptions, arguments)
         chain = stage.transforms
         combining_transform, group_size = chain.group
-        order = _make_group(OrderOptions, arguments, combining_transform=combining_transform, group_size=group_size)
+        order = _make_group(
+            OrderOptions,
+            arguments,
+            combining_transform=combining_transform,
+            group_size=group_size,
+            sized_argument=chain.find_varying(BucketSize),
+        )
         num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
         ray_workers = arguments["workers"]
         if isinstance(ray_workers, RayWorkers):
@@ -405,10 +419,12 @@ class Options:
         if workers:
             check_descriptors(workers)
         images = self.order.size if samples is None else min(self.order.size, samples)
-        size = self.chain.at(epoch).output_size_hw
+        shapes = () if self.order.buckets is None else self.order.buckets.shapes
+        sizes = [chain.output_size_hw for chain in self.chain.variants(epoch, shapes)]
+        pixels = max((size[0] * size[1] for size in sizes if size is not None), default=0)
         has_floats = any(transform.output_state for transform in self.chain)
         pixel_bytes = 3 * (2 if has_floats else 1)  # floats have at least 16 bits
-        output_bytes = 0 if size is None or device.type != "cpu" else images * size[0] * size[1] * pixel_bytes
+        output_bytes = images * pixels * pixel_bytes if device.type == "cpu" else 0
         check_memory(workers=workers, output_bytes=output_bytes)
 
 

@@ -17,12 +17,14 @@ from gpuload.checks import integer
 from gpuload.errors import SampleError
 from gpuload.loader.options import Options
 from gpuload.loader.session import Session
+from gpuload.order.buckets import BucketShares
 from gpuload.order.options import OrderOptions
-from gpuload.order.schedule import shares_of
+from gpuload.order.schedule import ranks_of, shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
 from gpuload.transforms.program.ops import NOTHING, OPS, Call, Ops, PartnerMix, map_params
+from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import ErrorLog, Faults
 
@@ -55,23 +57,24 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = integer("epoch", epoch, minimum=0, maximum=2**63 - 1)
-    last_position = shares_of(order).samples - 1 if order.is_planned else 2**63 - 1
+    last_position = shares_of(order).last_position if order.is_planned else 2**63 - 1
     position = integer("position", position, minimum=0, maximum=last_position)
     if index is None and not order.is_planned:
         raise ValueError(
             f"replay(epoch={epoch}, position={position}) needs index=…, since a sampler decides which sample is "
             "at a position; take it from BatchInfo.indices or ErrorRecord.index"
         )
-    positions, row = np.array([position]), 0
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
-    if order.is_planned and (index is None or order.combining_transform):
-        positions, indices = _mixing_group(order, epoch, position)
+    positions, row, size_hw = np.array([position]), 0, None
+    step = _step_of(options, position)
+    if order.is_planned and (index is None or order.combining_transform or order.buckets is not None):
+        positions, indices, size_hw = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
         if index is not None:
             indices[row] = index
     session = _open_session(options, indices)
     try:
-        session.begin(iter([BatchSpec(0, epoch, positions, indices)]))
+        session.begin(iter([BatchSpec(step, epoch, positions, indices, size_hw=size_hw)]))
         batch = session.feed.pop_batch()
         assert batch is not None
         for error in batch.errors:
@@ -83,21 +86,37 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         session.close()
 
 
-def _mixing_group(order: OrderOptions, epoch: int, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions and indices of a sample and of the partners whose images are mixed into it."""
-    shares, group_size = replace(shares_of(order), drop_last=False), order.group_size
-    if order.repeats == 1 or group_size == 1:
-        shares = replace(shares, batch_size=group_size, rank=0, world_size=1, uneven="pad")
-        batch = next(shares.batches(epoch, position // group_size * group_size))
-        return batch.positions, batch.indices.copy()
+def _step_of(options: Options, position: int) -> int:
+    """Return the number of the batch that contains a position, in an epoch of full batches from its first position
+    on."""
+    order = options.order
+    if order.batch_sampler is None:
+        return position // (order.size * ranks_of(order)["world_size"])
+    if argument := options.chain.find_varying(ByBatch, BucketSize):
+        raise ValueError(
+            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
+            "replay() needs a sampler or gpuload's own order"
+        )
+    return 0
+
+
+def _mixing_group(
+    order: OrderOptions, epoch: int, position: int
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+    """Return the positions and indices of a sample and of the partners whose images are mixed into it, and the shape of
+    their bucket."""
+    shares, group_size = shares_of(order), order.group_size
+    if order.repeats == 1 or group_size == 1 or isinstance(shares, BucketShares):
+        batch = shares.group_at(epoch, position, group_size)
+        return batch.positions, batch.indices.copy(), batch.size_hw
+    shares = replace(shares, drop_last=False, rank=position % shares.world_size)
     start = position // shares.global_batch_size * shares.global_batch_size
-    shares = replace(shares, rank=position % shares.world_size)
     batch = next(shares.batches(epoch, start), None)
     if batch is None or position not in batch.positions:  # uneven="drop" removed it from all batches
         batch = next(replace(shares, uneven="pad").batches(epoch, start))
     pair_indices = half_batch_numbers(np.arange(len(batch.positions)), len(batch.positions)) // 2
     is_member = pair_indices == pair_indices[(batch.positions == position).argmax()]
-    return batch.positions[is_member], batch.indices[is_member]
+    return batch.positions[is_member], batch.indices[is_member], None
 
 
 def _open_session(options: Options, indices: np.ndarray | list[Any]) -> Session:

@@ -29,7 +29,7 @@ from gpuload.stage.stage import explain_backend_change
 
 __all__ = ["State", "adapt_to_workers", "add_states", "from_json", "to_json"]
 
-OPTIONAL_KEYS: Final = frozenset({"backend", "completed", "sampler", "stream"})
+OPTIONAL_KEYS: Final = frozenset({"backend", "completed", "division", "sampler", "stream"})
 # The tags of the types of values in a user's state_dict().
 SEQUENCES: Final[dict[str, type]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 MAPPINGS: Final[dict[str, type]] = {"$dict": dict, "$OrderedDict": OrderedDict}
@@ -84,6 +84,7 @@ class State:
             "completed": self.completed,
             "sampler": sampler,
             "stream": stream,
+            "division": place.division,
         }
         return {name: value for name, value in state.items() if value is not None or name not in OPTIONAL_KEYS}
 
@@ -114,7 +115,7 @@ class State:
             return None if value is None and name in {"samples", *OPTIONAL_KEYS} else READERS[name](name, value)
 
         values = {name: read(name) for name in READERS}
-        place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream")))
+        place = Place(*(values.pop(name) for name in ("epoch", "position", "sampler", "stream", "division")))
         return cls(place=place, **values)
 
     def check(self, current: State, *, strict: bool) -> None:
@@ -126,7 +127,7 @@ class State:
             if getattr(self, name) != getattr(current, name)
         ]
         position, samples = self.place.position, current.samples
-        if samples is not None and self.place.sampler is None and position > samples:
+        if samples is not None and self.place.sampler is None and self.place.division is None and position > samples:
             raise ValueError(
                 f"the state is at position {position:,}, but the dataset has only {samples:,} samples; "
                 "use the dataset with which the state was saved"
@@ -267,6 +268,7 @@ READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "completed": _check_count,
     "sampler": _read_sampler,
     "stream": _read_stream,
+    "division": _check_text,
 }
 
 

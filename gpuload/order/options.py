@@ -17,6 +17,7 @@ from gpuload.checks import argument, check_fields, flag, integer, one_of
 from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
+from gpuload.order.buckets import Buckets
 from gpuload.order.mixture import Mixture
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank, find_caller
@@ -27,12 +28,14 @@ __all__ = ["OrderOptions"]
 MIXING_TRANSFORMS = ("MixUp", "CutMix")  # these can also mix samples that are not neighbours in the epoch's order
 
 
-def _parse_shuffle(name: str, value: object) -> bool | BlockShuffle:
-    if isinstance(value, BlockShuffle):
+def _parse_shuffle(name: str, value: object) -> bool | BlockShuffle | Buckets:
+    if isinstance(value, BlockShuffle | Buckets):
         return value
     if isinstance(value, str) and value == "block":
         return BlockShuffle()
-    return value is not None and flag(f"{name}, unless it is 'block' or a gpuload.BlockShuffle,", value)
+    return value is not None and flag(
+        f"{name}, unless it is 'block', a gpuload.BlockShuffle or a gpuload.Buckets,", value
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class OrderOptions:
     Args:
         combining_transform: the name of the transform that combines neighbouring samples of a batch, or "".
         group_size: the number of samples that this transform combines; 1 if there is none.
+        sized_argument: the name of the argument of a transform that is `bucket_size`, or "".
 
     All other arguments are as for `Loader`.
 
@@ -58,7 +62,7 @@ class OrderOptions:
 
     dataset: Any = field(repr=False)
     batch_size: int | None = argument(integer, default=1, optional=True, minimum=1)
-    shuffle: bool | BlockShuffle = argument(_parse_shuffle, default=False)  # "block" becomes BlockShuffle()
+    shuffle: bool | BlockShuffle | Buckets = argument(_parse_shuffle, default=False)  # "block" becomes BlockShuffle()
     sampler: Any = None
     batch_sampler: Any = None
     drop_last: bool = argument(flag, default=False)
@@ -73,6 +77,7 @@ class OrderOptions:
     info: bool = argument(flag, default=False)
     combining_transform: str = ""
     group_size: int = 1
+    sized_argument: str = ""
     issued_warnings: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     promised_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1), init=False, repr=False, compare=False)
     caller: str = field(default_factory=find_caller, init=False, repr=False, compare=False)
@@ -88,7 +93,7 @@ class OrderOptions:
             object.__setattr__(self, "batch_size", None)
         object.__setattr__(self, "seed", _choose_seed(self.seed, self.generator))
         check_rank(self.rank, self.world_size)
-        _ = self.cumulative_weights, self.blocks, self.mixture
+        _ = self.cumulative_weights, self.blocks, self.mixture, self.buckets
         if self.repeats != 1 and self.combining_transform not in ("", *MIXING_TRANSFORMS):
             raise ValueError(
                 f"repeats={self.repeats} cannot be combined with {self.combining_transform}, which combines the "
@@ -164,6 +169,22 @@ class OrderOptions:
             self._blocks.append(Blocks.from_dataset(self.dataset, self.shuffle))
         return self._blocks[-1]
 
+    @property
+    def buckets(self) -> Buckets | None:
+        """The buckets of a shuffle by buckets; None for any other order.
+
+        Raises:
+            ValueError: the dataset does not have one sample for each of the sizes; it may have grown between epochs.
+        """
+        if not isinstance(self.shuffle, Buckets) or not self.is_planned:
+            return None
+        if len(self.shuffle.sizes) != len(self.dataset):
+            raise ValueError(
+                f"shuffle=Buckets(…) has {len(self.shuffle.sizes):,} sizes, but the dataset has {len(self.dataset):,} "
+                "samples; pass the size of each sample, as from gpuload.image_sizes(dataset)"
+            )
+        return self.shuffle
+
     def _check_dataset(self) -> None:
         dataset = self.dataset
         if isinstance(dataset, os.PathLike) or (
@@ -225,12 +246,23 @@ class OrderOptions:
                 "drop_last=True cannot be combined with batch_size=None, which gives single samples; leave "
                 "drop_last out"
             )
+        gives_sizes = batch_sampler is not None or isinstance(shuffle, Buckets)
+        if self.sized_argument and not (gives_sizes or self.iterable):
+            raise ValueError(
+                f"{self.sized_argument} is bucket_size, but the batches of this order have no size; pass "
+                "shuffle=gpuload.Buckets(…) or a batch_sampler whose lists have an attribute size_hw, or a fixed size"
+            )
         if weights is not None and shuffle:
             raise ValueError("weights already draw samples at random; leave shuffle out")
         if repeats != 1 and not shuffle and weights is None:
             raise ValueError(
                 f"repeats={repeats} needs shuffle=True or weights: an epoch has as many positions as the dataset has "
                 "samples, so without shuffling the last samples would never be used"
+            )
+        if repeats != 1 and isinstance(shuffle, Buckets):
+            raise ValueError(
+                f"repeats={repeats} cannot be combined with shuffle=Buckets(…), whose epochs have every sample once; "
+                "leave one of the two out"
             )
         if uneven == "exact" and (weights is not None or repeats != 1):
             raise ValueError(
@@ -252,6 +284,7 @@ class OrderOptions:
             "batch_sampler": self.batch_sampler is not None,
             "weights": self.weights is not None,
             f"uneven={self.uneven!r}": self.uneven == "exact",
+            "shuffle=Buckets(…)": isinstance(self.shuffle, Buckets),
         }
         for name in (name for name, is_given in refused.items() if is_given):
             raise ValueError(

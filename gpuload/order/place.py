@@ -21,12 +21,14 @@ class Place:
         position: the number of finished positions of the epoch, over all ranks.
         sampler: the saved state of a user's sampler, and the number of batches that it has yielded.
         iterable_progress: the progress of each worker in an iterable dataset, and the worker whose turn is next.
+        division: within an epoch whose order depends on its division into batches, the options that define it.
     """
 
     epoch: int
     position: int
     sampler: dict[str, Any] | None = None
     iterable_progress: dict[str, Any] | None = None
+    division: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

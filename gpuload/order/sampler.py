@@ -9,10 +9,11 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuload.checks import integer, pair
 from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
 from gpuload.order.ranks import exchange
@@ -30,7 +31,8 @@ class SamplerSchedule:
     generators depend only on (seed, epoch), since a sampler may select this rank's share of an order that all ranks
     share; those of torch's own random samplers also depend on the rank. The generators' states are restored between
     batches. A `batch_sampler` yields lists of keys; a `sampler` yields keys, which are grouped into batches according
-    to `batch_size` and `drop_last`.
+    to `batch_size` and `drop_last`. The lists of a `batch_sampler` can have an attribute ``size_hw``, the size of the
+    batch's images.
     """
 
     def __init__(self, order: OrderOptions, rank: int, world_size: int) -> None:
@@ -57,14 +59,15 @@ class SamplerSchedule:
         step, sample_count = entry.get("batches", 0), place.position // self._world_size
         if not sampler_pass.is_restored:
             sampler_pass.skip(step if self._yields_batches else sample_count)
-        keys = sampler_pass.read_keys(size, drop_last)
-        warning = "" if keys is None else self._warn_of_common_batch(keys, sampler_pass)
-        while keys is not None:
-            count, state = len(keys), sampler_pass.state()
+        batch = sampler_pass.read_batch(size, drop_last)
+        warning = "" if batch is None else self._warn_of_common_batch(batch.keys, sampler_pass)
+        while batch is not None:
+            count, state = len(batch.keys), sampler_pass.state()
             positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
             step, sample_count = step + 1, sample_count + count
-            next_keys = sampler_pass.read_keys(size, drop_last)
-            if next_keys is not None:
+            size_hw = self._check_size(batch.size_hw, step - 1)
+            next_batch = sampler_pass.read_batch(size, drop_last)
+            if next_batch is not None:
                 after = Place(place.epoch, sample_count * self._world_size, sampler=sampler_pass.entry(step, state))
             else:
                 after = Place(place.epoch + 1, 0, sampler=sampler_pass.last_entry(sampler_pass.state()))
@@ -72,12 +75,26 @@ class SamplerSchedule:
                 step - 1,
                 place.epoch,
                 positions,
-                _as_indices(keys),
+                _as_indices(batch.keys),
                 after=after,
+                size_hw=size_hw,
                 may_be_dropped=self._world_size == 1,
                 warning=warning,
             )
-            keys, warning = next_keys, ""
+            batch, warning = next_batch, ""
+
+    def _check_size(self, size_hw: object, step: int) -> tuple[int, int] | None:
+        """Return the size that the sampler gives a batch."""
+        subject = f"batch {step} of the batch_sampler, a {type(self._sampler).__name__},"
+        if size_hw is not None:
+            name = f"the size_hw of {subject}"
+            return pair(name, size_hw, form="(height, width)", entry=integer, minimum=1)
+        if self._order.sized_argument:
+            raise ValueError(
+                f"{subject} has no size_hw, but {self._order.sized_argument} is bucket_size; yield an instance of a "
+                "subclass of list with an attribute size_hw, (height, width), or pass a fixed size"
+            )
+        return None
 
     def _warn_of_common_batch(self, keys: list[Any], sampler_pass: _SamplerPass) -> str:
         """Return a warning if the sampler does not depend on the rank: if all other ranks have begun with the same
@@ -100,6 +117,13 @@ class SamplerSchedule:
 
     def place_after(self, epoch: int) -> Place:
         return Place(epoch + 1, 0)
+
+
+class _KeyBatch(NamedTuple):
+    """The keys of a batch, and the size that the sampler gives it, unchecked."""
+
+    keys: list[Any]
+    size_hw: object = None
 
 
 class _SamplerPass:
@@ -156,19 +180,19 @@ class _SamplerPass:
         with self._use_sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
-    def read_keys(self, size: int | None, drop_last: bool) -> list[Any] | None:
-        """Read the keys of the next batch from the sampler; return None at the end."""
+    def read_batch(self, size: int | None, drop_last: bool) -> _KeyBatch | None:
+        """Read the next batch from the sampler; return None at the end."""
         with self._use_sampler_generators():
             if size is None:
-                keys = next(self._iterator, None)
-                if keys is None:
+                batch = next(self._iterator, None)
+                if batch is None:
                     return None
-                keys = list(keys)
+                keys = list(batch)
                 if not keys:
                     raise ValueError("batch_sampler yielded an empty batch; each batch must have at least one key")
-                return keys
+                return _KeyBatch(keys, getattr(batch, "size_hw", None))
             keys = list(itertools.islice(self._iterator, size))
-        return keys if len(keys) == size or (keys and not drop_last) else None
+        return _KeyBatch(keys) if len(keys) == size or (keys and not drop_last) else None
 
     def state(self) -> dict[str, Any] | None:
         """Return the state of the iterator, the sampler or its inner sampler; None if none of these has a state."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
+from gpuload.order.buckets import BucketShares
 from gpuload.order.iterable import IterableSchedule, has_sharding_filter
 from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
@@ -46,26 +47,35 @@ class Schedule(Protocol):
 
 
 class SharesSchedule:
-    """A schedule of the batches of a rank's `Shares`."""
+    """A schedule of the batches of a rank's shares."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Shares | BucketShares) -> None:
         self._shares = shares
 
     def steps(self, place: Place) -> int:
+        division = self._shares.division
+        if place.position and place.division != division:
+            raise ValueError(
+                f"the state was saved in the middle of epoch {place.epoch}, with "
+                f"{place.division or 'an order without Buckets'}, but this loader has {division or 'no Buckets'}. "
+                "The batches of an epoch with Buckets depend on these; resume with the same, or from a state that was "
+                "saved at the end of an epoch"
+            )
         return self._shares.steps(place.position)
 
     def batches(self, place: Place) -> Iterator[BatchSpec]:
         shares, start = self._shares, place.position
         last_i = shares.steps(start) - 1
         for i, rank_batch in enumerate(shares.batches(place.epoch, start)):
-            after = Place(place.epoch, start + (i + 1) * shares.global_batch_size)
+            after = Place(place.epoch, start + (i + 1) * shares.global_batch_size, division=shares.division)
             yield BatchSpec(
                 start // shares.global_batch_size + i,
                 place.epoch,
                 rank_batch.positions,
                 rank_batch.indices,
-                None if i < last_i or rank_batch.valid.all() else rank_batch.valid,
+                None if rank_batch.valid.all() else rank_batch.valid,
                 after=after if i < last_i else Place(place.epoch + 1, 0),
+                size_hw=rank_batch.size_hw,
             )
 
     def place_after(self, epoch: int) -> Place:
@@ -89,21 +99,26 @@ def schedule_of(order: OrderOptions, workers: int) -> Schedule:
     )
 
 
-def shares_of(order: OrderOptions) -> Shares:
+def shares_of(order: OrderOptions) -> Shares | BucketShares:
     """Return the shares of a map dataset in gpuload's own order."""
+    options: dict[str, Any] = {
+        "batch_size": order.size,
+        "seed": order.seed,
+        "drop_last": order.drop_last,
+        "uneven": order.uneven,
+        "group_size": order.group_size,
+        **ranks_of(order),
+    }
+    if (buckets := order.buckets) is not None:
+        return BucketShares(buckets, **options)
     return Shares(
         samples=len(order.dataset) if order.mixture is None else order.mixture.length,
-        batch_size=order.size,
         shuffle=bool(order.shuffle),
         blocks=order.blocks,
         mixture=order.mixture,
-        seed=order.seed,
-        drop_last=order.drop_last,
-        uneven=order.uneven,
         weights=order.cumulative_weights,
         repeats=order.repeats,
-        group_size=order.group_size,
-        **ranks_of(order),
+        **options,
     )
 
 
@@ -114,7 +129,7 @@ def check_has_batches(order: OrderOptions) -> None:
         ValueError: the dataset has too few samples for a batch on each of the current ranks.
     """
     if order.is_planned and (shares := shares_of(order)).steps() == 0:
-        raise ValueError(_explain_no_batches(shares))
+        raise ValueError(shares.explain_no_batches())
 
 
 def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
@@ -138,6 +153,11 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
     if order.is_planned and world_size > 1 and "other ranks" not in order.issued_warnings:
         order.issued_warnings.add("other ranks")
         yield from _compare_ranks(order, rank, world_size)
+    if order.buckets is not None and "unused buckets" not in order.issued_warnings:
+        order.issued_warnings.add("unused buckets")
+        shares = shares_of(order)
+        if isinstance(shares, BucketShares) and (warning := shares.explain_unused()):
+            yield warning
     readers = max(1, workers) * world_size
     if order.iterable and readers > 1 and "workers" not in order.issued_warnings and has_sharding_filter(order.dataset):
         order.issued_warnings.add("workers")
@@ -156,7 +176,12 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
     Raises:
         ValueError: the ranks would not divide the samples among them, or would have different numbers of batches.
     """
-    settings = {"seed": order.seed, "length": order.samples, "batches": steps_of(order)}
+    settings = {
+        "seed": order.seed,
+        "length": order.samples,
+        "batches": steps_of(order),
+        "buckets": None if order.buckets is None else order_name(order),
+    }
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)
         at = f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
@@ -171,6 +196,12 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
                 f"{lengths}, which gives {others['batches']} and {settings['batches']} batches, so training would wait "
                 "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
                 "each rank has its own samples"
+            )
+        if others["buckets"] != settings["buckets"]:
+            raise ValueError(
+                f"shuffle= has {others['buckets'] or 'no Buckets'} {at.format(settings['buckets'] or 'no Buckets')}: "
+                "the ranks would get batches of different shapes in the same step, and samples would be missing or "
+                "come twice. Pass the same sizes and shapes on all ranks"
             )
         if others["length"] != settings["length"]:
             yield (
@@ -207,16 +238,3 @@ def ranks_of(order: OrderOptions) -> dict[str, int]:
     are_given = order.rank is not None and order.world_size is not None
     rank, world_size = (order.rank, order.world_size) if are_given else find_rank()
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
-
-
-def _explain_no_batches(shares: Shares) -> str:
-    """Explain why an epoch has no batches."""
-    if shares.samples == 0:
-        return "the dataset is empty: len(dataset) is 0"
-    ranks = f" for {shares.world_size} ranks" if shares.world_size > 1 else ""
-    if shares.drop_last:
-        return (
-            f"drop_last=True leaves no batch: the dataset has {shares.samples} samples{ranks}, "
-            f"but batch_size is {shares.batch_size}; reduce it, or use drop_last=False"
-        )
-    return f"uneven='drop' leaves no batch: the dataset has {shares.samples} samples{ranks}; use uneven='pad'"

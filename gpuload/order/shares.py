@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,11 +36,12 @@ ORDER_BLOCK = 65536
 
 class RankBatch(NamedTuple):
     """A rank's part of a global batch: positions and indices, int64 (N,), and `valid`, bool (N,), which is False for
-    padding samples (``uneven="exact"``)."""
+    padding samples (``uneven="exact"``). `size_hw` is the shape of the batch's bucket; None without buckets."""
 
     positions: np.ndarray
     indices: np.ndarray
     valid: np.ndarray
+    size_hw: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,10 @@ class Shares:
         group_size: the number of neighbouring positions, starting at a multiple of `group_size`, that stay together,
             even in the last global batch: with more than one rank, the number of samples of each rank is a multiple of
             `group_size`. `batch_size` must also be a multiple of `group_size`.
+        order: returns the order of the samples of a bucket in the epoch with this key; None for any other order.
     """
+
+    division: ClassVar[None] = None  # an epoch's order does not depend on its division into batches
 
     samples: int
     batch_size: int
@@ -82,6 +86,9 @@ class Shares:
     weights: np.ndarray | None = field(default=None, repr=False, compare=False)
     repeats: int = 1
     group_size: int = 1
+    order: Callable[[philox.Key], Callable[[np.ndarray], np.ndarray]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         check_rank(self.rank, self.world_size)
@@ -105,7 +112,9 @@ class Shares:
 
     def _make_order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         key = philox.epoch_key(self.seed, epoch)
-        if self.blocks is not None:
+        if self.order is not None:
+            order = self.order(key)
+        elif self.blocks is not None:
             order = BlockOrder(self.blocks, key)
         elif self.mixture is not None:
             order = MixedOrder(self.mixture, self.seed, epoch, shuffle=self.shuffle, repeats=self.repeats)
@@ -139,10 +148,34 @@ class Shares:
         return full_steps + bool(remainder and self._last_share(remainder))
 
     @property
+    def last_position(self) -> int:
+        """The last position of an epoch."""
+        return self.samples - 1
+
+    @property
     def samples_per_rank(self) -> int:
         """The number of samples of each rank in an epoch."""
         full_steps, remainder = divmod(self.samples, self.global_batch_size)
         return full_steps * self.batch_size + (self._last_share(remainder) if remainder else 0)
+
+    def explain_no_batches(self, subject: str = "") -> str:
+        """Explain why an epoch has no batches; `subject` is the first part of a sentence, such as "the dataset has 2
+        samples"."""
+        if self.samples == 0:
+            return "the dataset is empty: len(dataset) is 0"
+        ranks = f" for {self.world_size} ranks" if self.world_size > 1 else ""
+        count = f"{subject or f'the dataset has {self.samples} samples'}{ranks}"
+        if self.drop_last:
+            return (
+                f"drop_last=True leaves no batch: {count}, but batch_size is {self.batch_size}; reduce it, or use "
+                "drop_last=False"
+            )
+        return f"uneven='drop' leaves no batch: {count}; use uneven='pad'"
+
+    def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
+        """Return the group of neighbouring samples that contains a position."""
+        shares = replace(self, batch_size=group_size, rank=0, world_size=1, uneven="pad", drop_last=False)
+        return next(shares.batches(epoch, position // group_size * group_size))
 
     def _last_share(self, remainder: int) -> int:
         """Return the number of samples of each rank in the last global batch if it has `remainder` samples."""

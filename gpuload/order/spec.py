@@ -28,6 +28,8 @@ class BatchSpec:
         indices: int64 (N,), the dataset's indices, or the keys from a user's sampler.
         valid: bool (N,), False for padding samples; None if all samples are valid.
         after: the place after the batch.
+        size_hw: the (height, width) that the schedule gives the batch's images, which `T.bucket_size` stands for; None
+            if it gives none.
         may_be_dropped: whether the batch can be dropped if all its samples failed, since no other rank waits for it.
         iterable: the pass and the worker, for an iterable dataset.
         queue: the index of the batch's queue. A batch waits for the earlier batches of its queue, but can overtake
@@ -43,6 +45,7 @@ class BatchSpec:
     indices: np.ndarray | list[object]
     valid: np.ndarray | None = None
     after: Place | None = None
+    size_hw: tuple[int, int] | None = None
     may_be_dropped: bool = False
     iterable: IterableStart | None = None
     queue: int = 0

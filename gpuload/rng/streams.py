@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "BATCHES",
+    "BUCKETS",
     "GENERATORS",
     "MIXED_BLOCKS",
     "MIXED_DATASETS",
@@ -42,6 +44,8 @@ SHORT_BLOCK: Final = 2**31 + 7  # block shuffle: the position of the short last 
 MIXED_BLOCKS: Final = 2**31 + 8  # `Mix`: the order of the datasets in the blocks
 MIXED_DATASETS: Final = 2**31 + 9  # `Mix`: the keys of the datasets
 MIXED_PERMUTATIONS: Final = 2**31 + 10  # `Mix`: derives the keys of a dataset's permutations from the dataset's key
+BUCKETS: Final = 2**31 + 11  # `Buckets`: the keys of the order of batches, and of the samples of each bucket
+BATCHES: Final = 2**31 + 12  # `by_batch`: the value of each batch, whose position is its number in the epoch
 MODULE: Final = range(2**31 + 16, 2**32 - 1)  # the seed of the last module of a chain, one lane per view
 ORDER: Final = 2**32 - 1  # the epoch's permutation, or its sampling with replacement
 

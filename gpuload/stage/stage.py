@@ -294,7 +294,8 @@ class Stage:
             raise ValueError(
                 "the images of a batch have different sizes (height × width) after all transforms: "
                 f"{images.labels[0]} has {first_size}, {images.labels[other_row]} has {other_size}{hint}; end with a "
-                "crop or a Resize((height, width)), or use ragged='list' or ragged='pad'"
+                "crop or a Resize((height, width)), or (with shuffle=Buckets) a Resize(T.bucket_size), or use "
+                "ragged='list' or ragged='pad'"
             )
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from gpuload.loader.loader import apply as apply  # defined in a higher layer
 from gpuload.transforms.base import Uniforms as Uniforms
-from gpuload.transforms.base import by_epoch as by_epoch
 from gpuload.transforms.blur_noise import JPEG as JPEG
 from gpuload.transforms.blur_noise import ElasticTransform as ElasticTransform
 from gpuload.transforms.blur_noise import GaussianBlur as GaussianBlur
@@ -75,6 +74,9 @@ from gpuload.transforms.targets import SanitizeKeyPoints as SanitizeKeyPoints
 from gpuload.transforms.timm_policies import TimmAugMix as TimmAugMix
 from gpuload.transforms.timm_policies import TimmAutoAugment as TimmAutoAugment
 from gpuload.transforms.timm_policies import TimmRandAugment as TimmRandAugment
+from gpuload.transforms.varying import bucket_size as bucket_size
+from gpuload.transforms.varying import by_batch as by_batch
+from gpuload.transforms.varying import by_epoch as by_epoch
 from gpuload.transforms.warps import RandomAffine as RandomAffine
 from gpuload.transforms.warps import RandomPerspective as RandomPerspective
 from gpuload.transforms.warps import RandomRotation as RandomRotation

@@ -26,7 +26,6 @@ __all__ = [
     "Fill",
     "Interpolation",
     "antialias_flag",
-    "depends_on_epoch",
     "dtype_name",
     "fill_values",
     "format_argument",
@@ -94,11 +93,6 @@ def size_pair(name: str, value: Any, *, single: bool = True) -> tuple[int, int]:
 
 
 label_getter: Final = partial(keyword_or, keyword="default", otherwise=function)
-
-
-def depends_on_epoch(value: object) -> bool:
-    """Return whether a value is the result of `by_epoch`."""
-    return hasattr(type(value), "at_epoch")
 
 
 def format_argument(value: object) -> str:

@@ -8,44 +8,38 @@ used (`works_on`, `output_state`). A transform never touches pixels: backends do
 Sizes are int64 (B, 2): height, width. Boxes and windows are int64 (B, 4): top, left, height, width, in the coordinates
 of the image that they belong to; if a transform pads, they can extend beyond the image.
 
-Arguments can depend on the epoch (`by_epoch`): workers and the main process resolve the chain for the epoch
-(`Chain.at`) before they draw anything. Everything that is decided once for all epochs, such as the outline, describes
-what any value allows.
+Arguments can depend on the batch (`gpuload.transforms.varying`).
 """
 
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
-from gpuload.checks import argument, check_field, integer
+from gpuload.checks import argument, check_field
 from gpuload.errors import explain_unknown_arguments
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.transforms.arguments import Fill, depends_on_epoch, format_argument
+from gpuload.transforms.arguments import Fill, format_argument
 from gpuload.transforms.program.ops import Box, Record, RecordOutline
 from gpuload.transforms.program.windows import FILTERS, filter_names
+from gpuload.transforms.varying import BucketSize, Moment, Varying
 
 __all__ = [
     "EVERYWHERE",
-    "ByEpoch",
     "ChainPosition",
     "DrawError",
     "Padding",
     "Resampling",
     "Transform",
     "Uniforms",
-    "by_epoch",
     "copy_for_finished_images",
     "declaration",
-    "naming_epoch",
     "scale_to_range",
 ]
 
@@ -138,36 +132,42 @@ class Transform:
     group_size: ClassVar[int] = 1  # the number of samples whose pixels a result can contain
 
     def __post_init__(self) -> None:
-        """Check the arguments in the order of their declaration. Values that depend on the epoch come last: each is
-        checked in a copy of the transform whose arguments are those of the value's first epoch."""
-        schedules: dict[str, ByEpoch] = {}
+        """Check the arguments in the order of their declaration. Values that depend on the batch come last: each is
+        checked in a copy of the transform whose arguments are those of the first batch with this value."""
+        varying: dict[str, Varying] = {}
         for declared in fields(self):
             value, is_checked = getattr(self, declared.name), "check" in declared.metadata
             name = f"{type(self).__name__}({declared.name}=…)"
-            if depends_on_epoch(value):
+            if isinstance(value, Varying):
                 if is_checked and not declared.metadata["by_epoch"]:
-                    raise TypeError(f"{name} cannot depend on the epoch, got {value!r}; pass one value for all epochs")
-                schedules[declared.name] = value
-            elif is_checked:
-                if isinstance(value, list | tuple) and any(map(depends_on_epoch, value)):
                     raise TypeError(
-                        f"{name} contains a by_epoch(), got {value!r}; pass the entire value for each epoch to one "
-                        "by_epoch(), as in by_epoch({0: (…), 10: (…)})"
+                        f"{name} cannot depend on the {value.varies_by}, got {value!r}; pass one value for all batches"
+                    )
+                if is_checked and isinstance(value, BucketSize) and declared.name != "size":
+                    raise TypeError(f"{name} cannot be bucket_size, which is only for the size of Resize and of crops")
+                varying[declared.name] = value
+            elif is_checked:
+                entries = value if isinstance(value, list | tuple) else ()
+                inner = next((entry for entry in entries if isinstance(entry, Varying)), None)
+                if inner is not None:
+                    raise TypeError(
+                        f"{name} contains {inner!r}, got {value!r}; pass the entire value for each {inner.varies_by}, "
+                        f"as in {inner.usage}"
                     )
                 object.__setattr__(self, declared.name, check_field(declared, name, value))
-        if not schedules:
+        if not varying:
             self.check_arguments()
 
-        def resolved(epoch: int) -> Transform:
-            return replace(self, **{name: schedule.at_epoch(epoch) for name, schedule in schedules.items()})
+        def resolved(moment: Moment) -> Transform:
+            return replace(self, **{name: value.at(moment) for name, value in varying.items()})
 
-        for name, schedule in schedules.items():
-            checked = schedule.map(lambda epoch, _, name=name: getattr(resolved(epoch), name))
+        for name, value in varying.items():
+            checked = value.map(lambda moment, _, name=name: getattr(resolved(moment), name))
             object.__setattr__(self, name, checked)
 
     def check_arguments(self) -> None:
         """Raise a ValueError if arguments that are valid on their own cannot be combined. They are those of one
-        epoch."""
+        batch."""
 
     def bind(self, position: ChainPosition) -> Transform:
         """Bind the transform to its position in a chain; raise ValueError if it cannot be used there."""
@@ -211,7 +211,7 @@ class Transform:
         )
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the size of the result for images of size `size_hw`; None if it depends on the image or the epoch."""
+        """Return the size of the result for images of size `size_hw`; None if it depends on the image or the batch."""
         return size_hw
 
     @property
@@ -353,80 +353,3 @@ class Padding(Transform):
         return Box(
             boxes, sizes_hw, padding_mode=self.padding_mode, fill=fill, mask_fill=mask_fill, kept_boxes=kept_boxes
         )
-
-
-@dataclass(frozen=True, repr=False)
-class ByEpoch:
-    """An argument that depends on the epoch: (first epoch, value) pairs in ascending order, or a function of the
-    epoch."""
-
-    values: tuple[tuple[int, Any], ...] | Callable[[int], Any]
-
-    def at_epoch(self, epoch: int) -> Any:
-        """Return the value for an epoch."""
-        if not isinstance(self.values, tuple):
-            return self.values(epoch)
-        return self.values[bisect_right(self.values, epoch, key=lambda entry: entry[0]) - 1][1]
-
-    def map(self, function: Callable[[int, Any], Any]) -> ByEpoch:
-        """Return a copy with each value replaced by the result of `function` for its first epoch and the value. If the
-        values come from a function, they are not known yet, and the copy has the same function."""
-        if not isinstance(self.values, tuple):
-            return self
-        pairs = []
-        for epoch, value in self.values:
-            with naming_epoch(epoch):
-                pairs.append((epoch, function(epoch, value)))
-        return ByEpoch(tuple(pairs))
-
-    def __repr__(self) -> str:
-        if isinstance(self.values, tuple):
-            return f"by_epoch({dict(self.values)!r})"
-        return f"by_epoch({getattr(self.values, '__qualname__', type(self.values).__name__)})"
-
-
-@contextmanager
-def naming_epoch(epoch: int) -> Iterator[None]:
-    """Add the epoch to the message of an error about a value from `by_epoch`."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"the value from by_epoch() for epoch {epoch} is invalid: {error}") from error
-
-
-def by_epoch(values: Mapping[int, Any] | Callable[[int], Any]) -> Any:
-    """Return an argument that changes from epoch to epoch: a size, a probability, an `alpha`, or the strength of a
-    transform, such as the `magnitude` of `RandAugment` or the `scale` of `RandomResizedCrop`.
-
-    The values can be whatever the argument accepts, such as pairs (low, high). Those of a dict are checked when the
-    transform is created, the results of a function when their epoch begins.
-
-    Args:
-        values: a dict that maps the first epoch of each value to the value, starting at epoch 0: ``{0: 128, 10: 176,
-            20: 224}``. Or a function of the epoch, which must not depend on anything else, because each worker gets a
-            copy of it. The loader's state identifies a function only by its name.
-
-    Raises:
-        TypeError, ValueError: `values` is neither a dict nor a function, or has no value for epoch 0.
-
-    Example:
-        >>> from gpuload import transforms as T
-        >>> chain = T.Chain([T.RandomResizedCrop(by_epoch({0: 128, 10: 176}))])
-        >>> chain.at(9).output_size_hw, chain.at(10).output_size_hw
-        ((128, 128), (176, 176))
-        >>> T.RandomApply([T.MixUp(num_classes=10)], p=by_epoch({0: 1, 200: 0})).p
-        by_epoch({0: 1.0, 200: 0.0})
-    """
-    if callable(values):
-        return ByEpoch(values)
-    if not isinstance(values, Mapping):
-        raise TypeError(
-            "by_epoch() takes a dict of values keyed by their first epoch, such as {0: 128, 10: 176}, or a function of "
-            f"the epoch, got {type(values).__name__}: {values!r}"
-        )
-    epochs = [(integer("by_epoch({epoch: value})", epoch, minimum=0), value) for epoch, value in values.items()]
-    epochs.sort(key=lambda entry: entry[0])
-    if not epochs or epochs[0][0] != 0:
-        raise ValueError(f"by_epoch() needs a value for epoch 0, got {dict(values)!r}; write {{0: …, …}}")
-    return ByEpoch(tuple(epochs))

@@ -17,24 +17,25 @@ An invalid order raises a `ValueError` that names both transforms and the remedy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gpuload.errors import one_line
+from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.rng.streams import MODULE
+from gpuload.rng.streams import BATCHES, MODULE
 from gpuload.transforms.arguments import (
-    depends_on_epoch,
     is_module,
     is_torchvision_transform,
     name_of,
     refuse_albumentations,
 )
-from gpuload.transforms.base import ChainPosition, Transform, naming_epoch
+from gpuload.transforms.base import ChainPosition, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flatten, wrap_modules
 from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import Line, assign_lanes
@@ -42,6 +43,7 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.state import has_state
+from gpuload.transforms.varying import ANY, BucketSize, ByBatch, ByEpoch, Moment, Varying, naming
 
 if TYPE_CHECKING:  # imported at run time only for chains with such transforms, since few workers need them
     from gpuload.transforms.custom import Custom, Lambda
@@ -50,6 +52,7 @@ if TYPE_CHECKING:  # imported at run time only for chains with such transforms, 
 __all__ = ["Chain"]
 
 CACHED_EPOCHS: Final = 4  # batches of two epochs can be in flight at a time
+CACHED_BATCHES: Final = 256  # more than an epoch has sizes, since it takes as long to build a chain as to draw it
 
 
 class Chain:
@@ -130,24 +133,65 @@ class Chain:
         check_mixing([line.transforms for line in self.lines])
         check_combining([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
+        self._batch_chains: dict[tuple[Any, ...], Chain] = {}  # keyed by the choice for each argument
 
-    def at(self, epoch: int) -> Chain:
-        """Return the chain with its arguments for an epoch (see `by_epoch`), or this chain if no argument depends on
-        the epoch.
+    def at(self, epoch: int, step: int = 0, size_hw: tuple[int, int] | None = None, *, seed: int = 0) -> Chain:
+        """Return the chain with its arguments for a batch, or this chain if no argument depends on the batch (see
+        `gpuload.transforms.varying`).
+
+        Args:
+            epoch, step: the number of the epoch, and of the batch in the epoch.
+            size_hw: the size that the loader's order gives the batch.
+            seed: the seed of the loader.
 
         Raises:
-            TypeError, ValueError: a function passed to `by_epoch` returned an invalid value.
+            TypeError, ValueError: a function passed to `by_epoch` returned an invalid value, or the chain contains
+                `bucket_size`, and the batch has no size.
         """
-        if not self._has_schedules:
+        chain, number = self._at_epoch(epoch), 0.0
+        if not chain._varying:
+            return chain
+        if chain.find_varying(ByBatch):
+            number = philox.uniforms(philox.epoch_key(seed, epoch), np.array([step]), BATCHES, 1)[0, 0].item()
+        return chain._resolve(Moment(epoch, number, size_hw))
+
+    def variants(self, epoch: int, sizes_hw: Iterable[tuple[int, int]] = ()) -> Iterator[Chain]:
+        """Yield the chain with all arguments that batches of an epoch can have, for orders that give batches one of
+        these sizes. Without sizes, 1×1 stands for all sizes."""
+        chain = self._at_epoch(epoch)
+        counts = {len(value.values) for _, value in chain._varying if isinstance(value, ByBatch)}
+        ends = sorted({index / count for count in counts for index in range(1, count)} | {0.0, 1.0})
+        sizes = (*sizes_hw,) if chain.find_varying(BucketSize) else (None,)
+        for start, end in pairwise(ends):
+            for size_hw in sizes or (ANY.size_hw,):
+                yield chain._resolve(Moment(epoch, (start + end) / 2, size_hw))
+
+    def _at_epoch(self, epoch: int) -> Chain:
+        """Return the chain with its arguments for an epoch, some of which may still depend on the batch."""
+        if not self.find_varying(ByEpoch):
             return self
         if epoch not in self._epoch_chains:
-            with naming_epoch(epoch):
-                transforms = [_resolve(transform, epoch) for transform in self.transforms]
-                chain = Chain([*transforms, *_as_lambdas(self.modules)])
+            with naming(f"the value from by_epoch() for epoch {epoch}"):
+                self._epoch_chains[epoch] = self._replace(ByEpoch, lambda value: value.at_epoch(epoch))
             if len(self._epoch_chains) > CACHED_EPOCHS:
-                self._epoch_chains.clear()
-            self._epoch_chains[epoch] = chain
+                del self._epoch_chains[next(iter(self._epoch_chains))]
         return self._epoch_chains[epoch]
+
+    def _resolve(self, moment: Moment) -> Chain:
+        """Return the chain with its arguments for a batch of an epoch to which they are already resolved."""
+        if not self._varying:
+            return self
+        choices = tuple(value.choice(moment) for _, value in self._varying)
+        if choices not in self._batch_chains:
+            self._batch_chains[choices] = self._replace(Varying, lambda value: value.at(moment))
+            if len(self._batch_chains) > CACHED_BATCHES:
+                del self._batch_chains[next(iter(self._batch_chains))]
+        return self._batch_chains[choices]
+
+    def _replace(self, kind: type[Varying], function: Callable[[Any], Any]) -> Chain:
+        """Return the chain with arguments of this kind replaced by the results of `function`."""
+        transforms = [_replace_varying(transform, kind, function) for transform in self.transforms]
+        return Chain([*transforms, *_as_lambdas(self.modules)])
 
     @property
     def entries(self) -> list[Any]:
@@ -156,8 +200,13 @@ class Chain:
         return [*self.transforms, *(call.fn if is_module(call.fn) else call for call in calls)]
 
     @cached_property
-    def _has_schedules(self) -> bool:
-        return any(_depends_on_epoch(transform) for transform in self.transforms)
+    def _varying(self) -> list[tuple[str, Any]]:
+        """The arguments that depend on the batch, each with its name, such as ``"Resize(size=…)"``."""
+        return [entry for transform in self.transforms for entry in _varying_arguments(transform)]
+
+    def find_varying(self, *kinds: type[Varying]) -> str:
+        """Return the name of the first argument of these kinds; "" if there is none."""
+        return next((name for name, value in self._varying if isinstance(value, kinds)), "")
 
     @cached_property
     def views(self) -> int | None:
@@ -309,7 +358,7 @@ class Chain:
 
     @property
     def output_size_hw(self) -> tuple[int, int] | None:
-        """The size of all results of the first view; None if the size depends on the image or the epoch."""
+        """The size of all results of the first view; None if the size depends on the image or the batch."""
         size = None
         for transform in self.lines[0].transforms:
             size = transform.output_size(size)
@@ -409,7 +458,7 @@ def _to_plain(value: Any) -> Any:
         return _describe(value)
     if isinstance(value, float):
         return value + 0.0  # turns -0.0 into 0.0, whose repr is different
-    if depends_on_epoch(value):
+    if isinstance(value, Varying):
         return repr(value)
     if isinstance(value, tuple | list):
         return tuple(map(_to_plain, value))
@@ -420,21 +469,33 @@ def _to_plain(value: Any) -> Any:
     return _class_name(value) if type(value).__repr__ is object.__repr__ else value
 
 
-def _depends_on_epoch(value: object) -> bool:
-    """Return whether an argument or a transform depends on the epoch, or contains an argument that does."""
+def _varying_arguments(value: Any, name: str = "") -> Iterator[tuple[str, Varying]]:
+    """Yield the varying arguments in a transform or argument, each with its name. For a `ByEpoch`, also yield those
+    among its values."""
     if isinstance(value, Transform):
-        return any(_depends_on_epoch(getattr(value, field.name)) for field in fields(value))
-    return any(map(_depends_on_epoch, value)) if isinstance(value, tuple) else depends_on_epoch(value)
+        for declared in fields(value):
+            yield from _varying_arguments(getattr(value, declared.name), f"{type(value).__name__}({declared.name}=…)")
+    elif isinstance(value, Varying):
+        yield name, value
+        if isinstance(value, ByEpoch) and isinstance(value.values, tuple):
+            for _, inner in value.values:
+                yield from _varying_arguments(inner, name)
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from _varying_arguments(inner, name)
 
 
-def _resolve(value: Any, epoch: int) -> Any:
-    """Return an argument or a transform with each result of `by_epoch` replaced by its value for this epoch."""
-    if not _depends_on_epoch(value):
+def _replace_varying(value: Any, kind: type[Varying], function: Callable[[Any], Any]) -> Any:
+    """Return an argument or a transform with each varying argument of this kind replaced by the result of
+    `function`."""
+    if isinstance(value, kind):
+        return function(value)
+    if not any(isinstance(inner, kind) for _, inner in _varying_arguments(value)):
         return value
     if isinstance(value, Transform):
         arguments = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        return replace(value, **{name: _resolve(argument, epoch) for name, argument in arguments.items()})
-    return tuple(_resolve(inner, epoch) for inner in value) if isinstance(value, tuple) else value.at_epoch(epoch)
+        return replace(value, **{name: _replace_varying(each, kind, function) for name, each in arguments.items()})
+    return tuple(_replace_varying(inner, kind, function) for inner in value)
 
 
 def _class_name(entry: object) -> str:

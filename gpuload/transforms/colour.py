@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpuload.checks import argument, finite_number, integer, interval, is_sequence, probability
-from gpuload.transforms.arguments import depends_on_epoch
 from gpuload.transforms.base import ChainPosition, Transform, Uniforms, declaration
 from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
+from gpuload.transforms.varying import Varying
 
 __all__ = [
     "ADJUSTMENTS",
@@ -92,7 +92,7 @@ class ColorJitter(Transform):
     @property
     def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         # In some epochs, an adjustment that depends on the epoch can be disabled.
-        return any(depends_on_epoch(getattr(self, name)) for name in ADJUSTMENTS)
+        return any(isinstance(getattr(self, name), Varying) for name in ADJUSTMENTS)
 
     @property
     def needs_full_image(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -237,7 +237,7 @@ class RandomSolarize(OneOperation):
 
     def bind(self, position: ChainPosition) -> Transform:
         threshold: Any = self.threshold
-        if depends_on_epoch(threshold):
+        if isinstance(threshold, Varying):
             return replace(self, threshold=threshold.map(lambda _, value: _bind_threshold(value, position)))
         return replace(self, threshold=_bind_threshold(threshold, position))
 

@@ -48,7 +48,7 @@ class Mosaic(_Combiner):
     Bochkovskiy, Wang and Liao, "YOLOv4: Optimal speed and accuracy of object detection", 2020.
 
     Args:
-        size: the size of the result: an integer (a square), or (height, width), or `by_epoch`.
+        size: the size of the result: an integer (a square), or (height, width), or `by_epoch` or `by_batch`.
         center_range: the range of the centre's position, as fractions of height and width.
         p: the probability of a mosaic; otherwise the image is unchanged.
         fill: the pixel value for gaps, in 0 … 255, or a sequence with one value per channel, or a dict of these by

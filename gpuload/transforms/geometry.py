@@ -17,7 +17,6 @@ from gpuload.checks import argument, flag, integer, interval, is_sequence, numbe
 from gpuload.transforms.arguments import (
     RESAMPLING,
     antialias_flag,
-    depends_on_epoch,
     fill_values,
     interpolation_name,
     size_pair,
@@ -34,6 +33,7 @@ from gpuload.transforms.base import (
 )
 from gpuload.transforms.program.ops import Box, Flip, Record, Turn
 from gpuload.transforms.program.windows import full_windows
+from gpuload.transforms.varying import Varying
 
 __all__ = [
     "CenterCrop",
@@ -71,7 +71,7 @@ class Resize(Resampling):
 
     Args:
         size: an integer, the new length of the shorter side (the aspect ratio is preserved); or (height, width); or
-            None, if `max_size` is the new length of the longer side; or the result of `by_epoch`.
+            None, if `max_size` is the new length of the longer side; or `by_epoch`, `by_batch`, or `bucket_size`.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or
             bicubic for each image.
         max_size: the maximum length of the longer side; allowed only if `size` is an integer or None.
@@ -115,7 +115,7 @@ class Resize(Resampling):
         return _orient(sizes_hw, (self.max_size * short / long).astype(np.int64), np.full_like(long, self.max_size))
 
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
-        if depends_on_epoch(self.size) or depends_on_epoch(self.max_size):
+        if isinstance(self.size, Varying) or isinstance(self.max_size, Varying):
             return None
         if size_hw is not None and not isinstance(self.size, tuple):
             height, width = self._sizes(np.array([size_hw], np.int64))[0].tolist()
@@ -170,7 +170,7 @@ class CenterCrop(FixedSizeCrop):
     """Crop the centre of the image; pad the image with zeros first if it is smaller.
 
     Args:
-        size: an integer (a square), or (height, width), or the result of `by_epoch`.
+        size: an integer (a square), or (height, width), or `by_epoch`, `by_batch`, or `bucket_size`.
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
@@ -191,7 +191,7 @@ class RandomCrop(FixedSizeCrop):
     """Crop a box of a given size at a random position.
 
     Args:
-        size: an integer (a square), or (height, width), or the result of `by_epoch`.
+        size: an integer (a square), or (height, width), or `by_epoch`, `by_batch`, or `bucket_size`.
         padding: the number of pixels to add around the image first: one number for all sides, (left and right, top and
             bottom), or (left, top, right, bottom). None means no padding.
         pad_if_needed: if the image is smaller than the crop, whether to pad each side by the number of missing pixels.
@@ -329,7 +329,8 @@ class RandomResizedCrop(Resampling):
     The resampling filter is cut off at the box: pixels outside the box have no effect on the result.
 
     Args:
-        size: the size of the result: an integer (a square), or (height, width), or the result of `by_epoch`.
+        size: the size of the result: an integer (a square), or (height, width), or `by_epoch`, `by_batch`, or
+            `bucket_size`.
         scale: the minimum and maximum area of the box, as fractions of the image's area.
         ratio: the minimum and maximum aspect ratio (width / height) of the box, which is drawn log-uniformly.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"lanczos"`` or ``"nearest"``; ``"random"`` draws bilinear or

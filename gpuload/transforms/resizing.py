@@ -19,7 +19,6 @@ from gpuload.checks import argument, finite_number, flag, integer, interval, num
 from gpuload.transforms.arguments import (
     RESAMPLING,
     antialias_flag,
-    depends_on_epoch,
     fill_values,
     interpolation_name,
     size_pair,
@@ -28,6 +27,7 @@ from gpuload.transforms.base import DrawError, Padding, Resampling, Uniforms, de
 from gpuload.transforms.geometry import PADDING_MODES, CenterCrop, FixedSizeCrop, PaddingMode, sizes_by_shorter_side
 from gpuload.transforms.program.ops import Box
 from gpuload.transforms.program.windows import full_windows
+from gpuload.transforms.varying import Varying
 
 __all__ = [
     "CenterCropOrPad",
@@ -185,7 +185,7 @@ class ResizeKeepRatio(Resampling):
     def output_size(self, size_hw: tuple[int, int] | None) -> tuple[int, int] | None:
         if size_hw is None or self.random_scale_prob or self.random_aspect_prob:
             return None
-        if depends_on_epoch(self.size) or depends_on_epoch(self.longest):
+        if isinstance(self.size, Varying) or isinstance(self.longest, Varying):
             return None
         height, width = self._sizes(np.array([size_hw]), 1.0)[0].tolist()
         return height, width

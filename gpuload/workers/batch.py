@@ -107,7 +107,8 @@ class BatchPart:
         """Return the request to send to a worker; the arguments are fields of `Request`."""
         spec, is_only_part = self.batch.spec, len(self.batch.parts) == 1
         chunk = chunk_number, spec.epoch, slot.offset, slot.capacity_bytes, self.positions, self.indices
-        options: dict[str, Any] = {"epoch_sent": epoch_sent, "changes": changes, "spare_bytes": self.spare_bytes}
+        options: dict[str, Any] = {"step": spec.step, "size_hw": spec.size_hw, "epoch_sent": epoch_sent}
+        options |= {"changes": changes, "spare_bytes": self.spare_bytes}
         return Request(*chunk, is_complete_batch=is_only_part, iterable=spec.iterable, **options)
 
     def make_failed_content(self, cause: str, stack: str) -> Columns:

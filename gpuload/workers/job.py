@@ -37,8 +37,10 @@ from gpuload.ring.ring import align
 
 if TYPE_CHECKING:  # not needed in a worker: few workers plan batches, and workers that pack have no transforms
     from gpuload.decode import Decode
+    from gpuload.order.spec import BatchSpec
     from gpuload.transforms import Chain
     from gpuload.transforms.program.fusing.plan import Fusing
+    from gpuload.workers.protocol import Request
 
 __all__ = [
     "Job",
@@ -90,6 +92,10 @@ class Job:
     device_share: float = 0.0
     module_values: dict[str, dict[str, Any]] = field(default_factory=dict)
     library_values: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def chain_of(self, batch: Request | BatchSpec) -> Chain:
+        """Return the chain with its arguments for a batch."""
+        return self.chain.at(batch.epoch, batch.step, batch.size_hw, seed=self.seed)
 
 
 def write_job(settings: dict[str, Any], pickled: memoryview, buffers: list[memoryview]) -> int:

@@ -34,6 +34,7 @@ from gpuload.workers.batch import NO_BYTES, Batch, PlannedBatch
 from gpuload.workers.protocol import MAX_INLINE_BYTES, Engine, Event, Reply, Request, Status
 
 if TYPE_CHECKING:
+    from gpuload.order.spec import BatchSpec
     from gpuload.transforms.program.fusing.plan import LaunchPlan
     from gpuload.workers.job import Job
 
@@ -81,10 +82,9 @@ class Planner:
         if slot is None:
             return
         self._ring.view(slot)[: len(packed)] = np.frombuffer(packed, np.uint8)
-        positions = batch.spec.positions
-        request = Request(
-            chunk, batch.spec.epoch, slot.offset, slot.capacity_bytes, positions, positions, is_planning=True
-        )
+        spec = batch.spec
+        place = chunk, spec.epoch, slot.offset, slot.capacity_bytes
+        request = Request(*place, spec.positions, spec.positions, spec.step, spec.size_hw, is_planning=True)
         if self._engine.submit(request):
             planned.chunk, batch.planned = chunk, planned
             self.in_flight[chunk] = (slot, batch)
@@ -97,7 +97,7 @@ class Planner:
             return
         try:
             plan, entries, size_hw = plan_images(
-                self._job, batch.spec.epoch, columns.positions, columns.images[0].table, columns.values
+                self._job, batch.spec, columns.positions, columns.images[0].table, columns.values
             )
         except Exception:  # the stage will raise it again, and can name the image
             return
@@ -165,7 +165,7 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
             images = columns.images[0].table
         else:
             columns, images = Columns(), np.frombuffer(table, IMAGE)
-        plan, entries, size_hw = plan_images(job, request.epoch, request.positions, images, columns.values)
+        plan, entries, size_hw = plan_images(job, request, request.positions, images, columns.values)
     except Exception:  # the main process will raise it again, and can name the batch
         return make_reply(Status.UNWANTED)
     spans, end = spans_of(entries)
@@ -178,12 +178,12 @@ def make_plan(job: Job, request: Request, slot: np.ndarray) -> Reply:
 
 
 def plan_images(
-    job: Job, epoch: int, positions: np.ndarray, images: np.ndarray, values: dict[int, ValueColumn]
+    job: Job, batch: Request | BatchSpec, positions: np.ndarray, images: np.ndarray, values: dict[int, ValueColumn]
 ) -> tuple[LaunchPlan, dict[str | int, list[np.ndarray]], tuple[int, int]]:
     """Draw the random parameters of a batch, and plan it.
 
     Args:
-        job, epoch: the job with the planner and the transforms, and the number of the epoch.
+        job, batch: the job with the planner and the transforms, and the request for the batch.
         positions: the samples' positions in the epoch, int64 (N,).
         images: the table of the batch's images, `IMAGE` (N,).
         values: the batch's values, keyed by leaf.
@@ -196,7 +196,7 @@ def plan_images(
         Exception: the batch has to be planned by the stage, or cannot be planned at all.
     """
     assert job.fusing is not None
-    chain, key = job.chain.at(epoch), epoch_key(job.seed, epoch)
+    chain, key = job.chain_of(batch), epoch_key(job.seed, batch.epoch)
     program = chain.draw(key, positions, images["size_hw"], regions_tlhw=images["region_tlhw"])
     program, images = program.of_decoded(images)
     plan, arrays = job.fusing(images, program)

@@ -234,6 +234,7 @@ class Request:
     `chunk`: a chunk that is repeated gets a new number.
 
     `positions` and `indices` are int64 arrays of the same length; `indices` may also be a list of arbitrary keys.
+    `epoch`, `step` and `size_hw` are those of the batch (`BatchSpec`), on which arguments of transforms can depend.
     `is_complete_batch` means that the chunk is a complete batch. For an iterable dataset, `indices` are the sample
     numbers in the worker's pass, and `iterable` identifies the pass. `epoch_sent` is passed to the dataset's
     ``set_epoch()``; -1 means no call. `changes` is how many bytes of changes to the dataset the worker has to read
@@ -248,6 +249,8 @@ class Request:
     slot_bytes: int
     positions: np.ndarray
     indices: np.ndarray | list[object]
+    step: int = 0
+    size_hw: tuple[int, int] | None = None
     is_complete_batch: bool = False
     iterable: IterableStart | None = None
     epoch_sent: int = -1
@@ -262,6 +265,8 @@ class Request:
         numbers = self.chunk, self.epoch, self.slot_offset, self.slot_bytes
         samples = self.positions.tobytes(), is_array, indices.tobytes() if is_array else _pickle_keys(indices)
         options = (
+            self.step,
+            self.size_hw,
             self.is_complete_batch,
             self.iterable,
             self.epoch_sent,

@@ -448,7 +448,7 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        chain, resize = self.job.chain.at(request.epoch), None
+        chain, resize = self.job.chain_of(request), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
             regions, resize = chain.resizes(key, positions, sizes, boxes)
         else:
@@ -533,7 +533,7 @@ class RowCopier:
         _, height, width, channels = images.shape
         sizes = np.empty((len(request.positions), 2), np.int64)
         sizes[:] = height, width
-        chain = self._job.chain.at(request.epoch)
+        chain = self._job.chain_of(request)
         regions = chain.regions(epoch_key(self._job.seed, request.epoch), request.positions, sizes)
         shapes = np.column_stack([regions[:, 2:], np.full(len(sizes), channels * images.itemsize)])
         nbytes: Any = align(shapes.prod(axis=1), ALIGN)  # pyright: ignore[reportArgumentType]

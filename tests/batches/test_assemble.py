@@ -1,4 +1,4 @@
-"""The columns of a batch, with a number for each leaf of a sample; and slots of the ring that are lent to the user."""
+"""The columns of a batch, one for each leaf of a sample; and slots of the ring that are lent to the user."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpuload.workers.feed import Feed
 from gpuload.workers.inline import InProcessEngine
 from gpuload.workers.job import Job
 
-ROW = 1 << 18  # the slot of four such samples is lent
+ROW_BYTES = 1 << 18  # large enough that slots of such samples are lent
 
 
 def make_loader(length=64, **options):
-    rows = MapDataset(lambda index: (np.full(ROW, index % 251, np.uint8), index), length)
+    rows = MapDataset(lambda index: (np.full(ROW_BYTES, index % 251, np.uint8), index), length)
     return gl.Loader(rows, 8, **{"num_workers": 0, "device": "cpu", **options})
 
 
@@ -44,7 +44,7 @@ def test_batch_keeps_its_values_and_its_slot_returns_when_it_is_collected(worker
         for _ in range(2):
             batches_kept = []
             for number, (rows, indices) in enumerate(loader):
-                assert rows.shape == (8, ROW)
+                assert rows.shape == (8, ROW_BYTES)
                 assert rows.dtype == torch.uint8
                 assert (rows == indices[:, None] % 251).all()
                 if number % 3 == 0:
@@ -63,12 +63,12 @@ def test_batch_of_arrays_is_a_view_of_the_ring():
         next(batches)
         rows, _ = next(batches)  # since the first batch, the content of samples is known
         memory = loader._session.ring.bytes
-        first = memory.__array_interface__["data"][0]
-        assert first <= rows.data_ptr() < first + len(memory)
+        ring_start = memory.__array_interface__["data"][0]
+        assert ring_start <= rows.data_ptr() < ring_start + len(memory)
 
 
 def test_batches_beyond_the_lent_share_are_copied_and_can_all_be_kept():
-    ring_bytes = 16 * 8 * ROW
+    ring_bytes = 16 * 8 * ROW_BYTES
     with make_loader(30 * 8, ring_bytes=ring_bytes) as loader:
         batches_kept = list(loader)
         assert 1 <= count_lent_slots(loader) <= 16 // LENT_SHARE
@@ -105,9 +105,9 @@ def test_batch_in_a_forked_child_keeps_its_values():
 
 def test_batch_larger_than_the_ring_is_copied_without_an_intermediate_copy(monkeypatch):
     monkeypatch.setattr(CpuTransfer, "load", None)  # which would make memory for the entire batch
-    with make_loader(16, ring_bytes=4 * ROW, chunk_size=2) as loader:
+    with make_loader(16, ring_bytes=4 * ROW_BYTES, chunk_size=2) as loader:
         for rows, indices in loader:
-            assert rows.shape == (8, ROW)
+            assert rows.shape == (8, ROW_BYTES)
             assert (rows == indices[:, None] % 251).all()
         assert loader._session.ring.slots_moved_out
 
@@ -133,11 +133,11 @@ def test_lent_slot_returns_with_the_last_of_its_arrays():
     ring = Ring(1 << 20)
     slot = ring.acquire(1 << 16)
     assert slot is not None
-    first, second = ring.view(slot)[:100], ring.view(slot)[100:200]
-    assert ring.lend(slot, [first, second])
-    del first
+    first_array, second_array = ring.view(slot)[:100], ring.view(slot)[100:200]
+    assert ring.lend(slot, [first_array, second_array])
+    del first_array
     assert not ring.collect()
-    del second
+    del second_array
     assert ring.collect()
     assert ring.acquire(1 << 16) is slot
     ring.close()
@@ -146,12 +146,12 @@ def test_lent_slot_returns_with_the_last_of_its_arrays():
 def test_lend_refuses_more_than_its_share_of_the_ring():
     ring = Ring(1 << 20)
     slot = ring.acquire((1 << 20) // LENT_SHARE)
-    other = ring.acquire(1 << 16)
+    second_slot = ring.acquire(1 << 16)
     assert slot is not None
-    assert other is not None
-    array, other_array = ring.view(slot)[:1], ring.view(other)[:1]
+    assert second_slot is not None
+    array, second_array = ring.view(slot)[:1], ring.view(second_slot)[:1]
     assert ring.lend(slot, [array])
-    assert not ring.lend(other, [other_array])
+    assert not ring.lend(second_slot, [second_array])
     ring.close()
 
 
@@ -163,7 +163,7 @@ def make_pixels(index: int) -> np.ndarray:
 
 
 def make_image_loader(length=64, *, bad=(), **options):
-    """Return a loader of photographs whose size and levels depend on their number."""
+    """Return a loader of images whose sizes and levels depend on their index."""
 
     def sample(index):
         if index in bad:
@@ -191,11 +191,11 @@ def test_images_keep_their_values_and_their_slots_return(workers):
                 assert_images(images, indices)
                 batches_kept.append(([images[0], images[-1][:, :, 5:9]], indices))  # views keep the memory
                 del images
-        assert count_lent_slots(loader) == 8
-        for (first, other), indices in batches_kept:
-            assert_images([first], indices[:1])
-            assert other.shape[-1] == 4
-        del first, other, batches_kept, indices
+        assert count_lent_slots(loader) == 8  # chunks of eight of the 64 samples
+        for (image, columns), indices in batches_kept:
+            assert_images([image], indices[:1])
+            assert columns.shape[-1] == 4
+        del image, columns, batches_kept, indices
         gc.collect()
         assert count_lent_slots(loader) == 0
 
@@ -204,9 +204,9 @@ def test_images_without_transforms_are_views_of_the_ring():
     with make_image_loader() as loader:
         images, _ = next(iter(loader))
         memory = loader._session.ring.bytes
-        first = memory.__array_interface__["data"][0]
+        ring_start = memory.__array_interface__["data"][0]
         for image in images:
-            assert first <= image.data_ptr() < first + len(memory)
+            assert ring_start <= image.data_ptr() < ring_start + len(memory)
             assert image.permute(1, 2, 0).is_contiguous()
 
 
@@ -220,17 +220,15 @@ def test_batches_of_images_beyond_the_lent_share_can_all_be_kept():
     del loader, ring
     for images, indices in batches_kept:
         assert_images(images, indices)
-        assert all(image.permute(1, 2, 0).is_contiguous() for image in images)
+        for image in images:
+            assert image.permute(1, 2, 0).is_contiguous()
         images[0].zero_()
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_images_stay_in_order_after_faults(on_error):
     faults = gl.Faults(on_error=on_error, max_error_rate=1)
-    with (
-        make_image_loader(bad=(0, 20, 21, 40), faults=faults) as loader,
-        pytest.warns(RuntimeWarning, match="bad"),
-    ):
+    with make_image_loader(bad=(0, 20, 21, 40), faults=faults) as loader, pytest.warns(RuntimeWarning, match="bad"):
         batches = list(loader)
     assert sum(len(indices) for _, indices in batches) == (60 if on_error == "skip" else 64)
     for images, indices in batches:
@@ -239,10 +237,7 @@ def test_images_stay_in_order_after_faults(on_error):
 
 def test_images_with_different_numbers_of_channels_raise():
     mixed = MapDataset(lambda index: gl.Image(make_pixels(index)[:, :, : 1 if index == 3 else 3]), 8)
-    with (
-        cpu_loader(mixed, 8, ragged="list") as loader,
-        pytest.raises(ValueError, match="same number of channels"),
-    ):
+    with cpu_loader(mixed, 8, ragged="list") as loader, pytest.raises(ValueError, match="same number of channels"):
         next(iter(loader))
 
 
@@ -250,7 +245,8 @@ def test_transformed_images_lend_no_slot():
     with make_image_loader(transforms=[gl.transforms.RandomHorizontalFlip(0.0)]) as loader:
         for images, indices in loader:
             assert_images(images, indices)
-            assert all(image.is_contiguous() for image in images)
+            for image in images:
+                assert image.is_contiguous()
         assert count_lent_slots(loader) == 0
 
 

@@ -37,18 +37,19 @@ class Scene:
 def make_scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     random = np.random.default_rng(index)
     height, width = size or (24 + int(random.integers(20)), 28 + int(random.integers(20)))
-    count = (3, 0, 2, 5, 1)[index % 5]
+    instance_count = (3, 0, 2, 5, 1)[index % 5]
     image = random.integers(0, 256, (height, width, 3)).astype(np.uint8)
-    lefts, tops = random.uniform(0, width * 0.6, count), random.uniform(0, height * 0.6, count)
-    rights = lefts + random.uniform(3, width * 0.4, count)
-    boxes = np.stack([lefts, tops, rights, tops + random.uniform(3, height * 0.4, count)], 1).astype(np.float32)
-    masks = np.zeros((count, height, width), bool)
+    lefts, tops = random.uniform(0, width * 0.6, instance_count), random.uniform(0, height * 0.6, instance_count)
+    rights = lefts + random.uniform(3, width * 0.4, instance_count)
+    bottoms = tops + random.uniform(3, height * 0.4, instance_count)
+    boxes = np.stack([lefts, tops, rights, bottoms], 1).astype(np.float32)
+    masks = np.zeros((instance_count, height, width), bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes.astype(int).tolist(), strict=True):
         mask[top : bottom + 1, left : right + 1] = random.uniform(size=(bottom + 1 - top, right + 1 - left)) < 0.8
-    if count == 5:  # the first instance hides everything
+    if instance_count == 5:  # the first instance hides everything
         boxes[0], masks[0] = [0, 0, width, height], True
-    labels = 100 * index + np.arange(count)
-    dots = random.uniform(0, 24, (count, 2, 2)).astype(np.float32)
+    labels = 100 * index + np.arange(instance_count)
+    dots = random.uniform(0, 24, (instance_count, 2, 2)).astype(np.float32)
     semantic = random.integers(0, 60, (height, width)).astype(np.int64)
     return Scene(image, boxes.astype(np.float64), masks, labels, masks.sum((1, 2)).astype(float), dots, semantic)
 
@@ -90,8 +91,9 @@ def draw_chain(transforms: list[Any], scenes: list[Scene]) -> Any:
     return T.Chain(transforms).draw(epoch_key(SEED, 0), np.arange(len(scenes)), sizes)
 
 
-def neighbor(row: int, number: int, count: int) -> int:
-    return row ^ number if row ^ number < count else row
+def neighbor(row: int, place: int, count: int) -> int:
+    """Return the row at this place of the group of `row`, or `row` itself if the batch of `count` rows ends before."""
+    return row ^ place if row ^ place < count else row
 
 
 def assert_row_equals(row: Any, expected: Scene, index: int) -> None:
@@ -109,23 +111,23 @@ def assert_row_equals(row: Any, expected: Scene, index: int) -> None:
 
 
 # Whether images are combined one by one, or many in one call.
-on_each_run = pytest.mark.parametrize("run", [contextlib.nullcontext, in_batches], ids=["single", "batched"])
+with_each_runner = pytest.mark.parametrize("runner", [contextlib.nullcontext, in_batches], ids=["single", "batched"])
 
 
 # -- Mosaic -----------------------------------------------------------------------------------------------------------
 
 
-def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int]) -> Scene:
+def mosaic_of(scenes: list[Scene], center: tuple[int, int], size: tuple[int, int]) -> Scene:
     """Place four scenes around a center, on a canvas larger than all of them, and cut out the mosaic."""
-    (cy, cx), (height, width), border = centre, size, 200
+    (center_y, center_x), (height, width), border = center, size, 200
     canvas = np.full((height + 2 * border, width + 2 * border, 3), FILL[gl.Image], np.uint8)
     semantic = np.full(canvas.shape[:2], FILL[gl.Mask], np.int64)
     inside = slice(border, border + height), slice(border, border + width)
     parts = []
-    for number, scene in enumerate(four):
+    for number, scene in enumerate(scenes):
         h, w = scene.image.shape[:2]
-        top = border + cy - (h if number < 2 else 0)
-        left = border + cx - (w if number % 2 == 0 else 0)
+        top = border + center_y - (h if number < 2 else 0)
+        left = border + center_x - (w if number % 2 == 0 else 0)
         canvas[top : top + h, left : left + w] = scene.image
         semantic[top : top + h, left : left + w] = scene.semantic
         x, y = left - border, top - border
@@ -142,17 +144,17 @@ def mosaic_of(four: list[Scene], centre: tuple[int, int], size: tuple[int, int])
 
 
 def mosaic_at(row: int, record: Any, scenes: list[Scene], size: tuple[int, int]) -> Scene:
-    four = [scenes[neighbor(row, number, len(scenes))] for number in record.order[row].tolist()]
-    return mosaic_of(four, tuple(record.centre_yx[row].tolist()), size)
+    scenes_of_group = [scenes[neighbor(row, number, len(scenes))] for number in record.order[row].tolist()]
+    return mosaic_of(scenes_of_group, tuple(record.centre_yx[row].tolist()), size)
 
 
-@on_each_run
+@with_each_runner
 @pytest.mark.parametrize("size", [(40, 52), (100, 90), 17])
-def test_mosaic_equals_plain_numpy(run, size):
+def test_mosaic_equals_plain_numpy(runner, size):
     chain = [T.Mosaic(size, center_range=(0.1, 0.9), fill=FILL)]
     scenes = [make_scene(index) for index in range(14)]  # the last group has only two
     [record] = draw_chain(chain, scenes).records
-    with run():
+    with runner():
         rows = load_rows(chain, ragged="error")
     for row, row_loaded in enumerate(rows):
         pair = size if isinstance(size, tuple) else (size, size)
@@ -163,9 +165,9 @@ def mirror(scene: Scene, *, axis: int) -> Scene:
     """Mirror left to right (axis 1) or upside down (axis 0)."""
     length = scene.image.shape[axis]
     boxes, dots = scene.boxes.copy(), scene.dots.copy()
-    near, far = 1 - axis, 3 - axis
-    boxes[:, [near, far]] = length - scene.boxes[:, [far, near]]
-    dots[..., near] = length - 1 - scene.dots[..., near]
+    start, end = 1 - axis, 3 - axis  # the columns of a box's two borders: 0 and 2 for x, 1 and 3 for y
+    boxes[:, [start, end]] = length - scene.boxes[:, [end, start]]
+    dots[..., start] = length - 1 - scene.dots[..., start]
     return replace(
         scene,
         image=np.flip(scene.image, axis),
@@ -176,25 +178,25 @@ def mirror(scene: Scene, *, axis: int) -> Scene:
     )
 
 
-@on_each_run
-def test_mosaic_between_flips_equals_plain_numpy(run):
+@with_each_runner
+def test_mosaic_between_flips_equals_plain_numpy(runner):
     chain = [T.RandomHorizontalFlip(0.5), T.Mosaic((40, 52), fill=FILL), T.RandomVerticalFlip(0.5)]
     before = [make_scene(index) for index in range(14)]
-    flips, record, last = draw_chain(chain, before).records
-    flipped = [mirror(scene, axis=1) if flips.flipped[row] else scene for row, scene in enumerate(before)]
-    with run():
+    horizontal, mosaic, vertical = draw_chain(chain, before).records
+    flipped = [mirror(scene, axis=1) if horizontal.flipped[row] else scene for row, scene in enumerate(before)]
+    with runner():
         rows = load_rows(chain, batch_size=8)
-    assert 0 < flips.flipped.sum() < 14
+    assert 0 < horizontal.flipped.sum() < 14
     for row, row_loaded in enumerate(rows):
-        expected = mosaic_at(row, record, flipped, (40, 52))
-        assert_row_equals(row_loaded, mirror(expected, axis=0) if last.flipped[row] else expected, row)
+        expected = mosaic_at(row, mosaic, flipped, (40, 52))
+        assert_row_equals(row_loaded, mirror(expected, axis=0) if vertical.flipped[row] else expected, row)
 
 
-@on_each_run
-def test_mosaic_with_a_crop_after_it_equals_the_cropped_mosaic(run):
+@with_each_runner
+def test_mosaic_with_a_crop_after_it_equals_the_cropped_mosaic(runner):
     """With the crop, only a part of the mosaic is made."""
     crop = T.CenterCrop((20, 30))
-    with run():
+    with runner():
         mosaics = load_rows([T.Mosaic((40, 50), fill=FILL)])
         crops = load_rows([T.Mosaic((40, 50), fill=FILL), crop])
     for (image, _, mask), (crop_image, _, crop_mask) in zip(mosaics, crops, strict=True):
@@ -202,7 +204,7 @@ def test_mosaic_with_a_crop_after_it_equals_the_cropped_mosaic(run):
         assert torch.equal(mask[10:30, 10:40], crop_mask)
 
 
-def test_mosaic_leaves_samples_unchanged_that_it_does_not_combine():
+def test_mosaic_does_not_change_samples_that_it_does_not_combine():
     chain = [T.Mosaic(40, p=0.5)]
     scenes = [make_scene(index) for index in range(14)]
     [record] = draw_chain(chain, scenes).records
@@ -212,7 +214,7 @@ def test_mosaic_leaves_samples_unchanged_that_it_does_not_combine():
         assert_row_equals(rows[row], scenes[row], row)
 
 
-def test_mosaic_of_semantic_masks_without_boxes_equals_that_with_boxes():
+def test_mosaic_of_semantic_masks_is_the_same_with_and_without_boxes():
     dataset = [(gl.Image(make_scene(n).image), gl.Mask(make_scene(n).semantic)) for n in range(8)]
     rows = load_rows([T.Mosaic(50)], scenes_dataset(8))
     with make_loader([T.Mosaic(50)], dataset) as loader:
@@ -226,32 +228,34 @@ def test_mosaic_after_a_crop_drops_boxes_with_their_fields():
         count = len(target["boxes"])
         assert {len(target[name]) for name in ("labels", "masks", "area", "points")} == {count}
         for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
-            down, across = torch.nonzero(mask, as_tuple=True)
-            if len(down):  # a box that the crop cuts still contains its pixels
-                assert box[0] - 1 < across.min()
-                assert across.max() < box[2] + 1
-                assert box[1] - 1 < down.min()
-                assert down.max() < box[3] + 1
+            rows, columns = torch.nonzero(mask, as_tuple=True)
+            if len(rows):  # a box that the crop cuts still contains its pixels
+                assert box[0] - 1 < columns.min()
+                assert columns.max() < box[2] + 1
+                assert box[1] - 1 < rows.min()
+                assert rows.max() < box[3] + 1
 
 
 # -- CopyPaste --------------------------------------------------------------------------------------------------------
 
 
-def resize(scene: Scene, size: tuple[int, int]) -> Scene:
+def resize(scene: Scene, size_hw: tuple[int, int]) -> Scene:
     height, width = scene.image.shape[:2]
-    if (height, width) == size:
+    if (height, width) == size_hw:
         return scene
-    to, nearest, bilinear = (size[1], size[0]), PILImage.Resampling.NEAREST, PILImage.Resampling.BILINEAR
-    ratio = np.array([size[1] / width, size[0] / height])
-    masks = [np.asarray(PILImage.fromarray(mask.astype(np.uint8)).resize(to, nearest)) > 0 for mask in scene.masks]
+    nearest, bilinear = PILImage.Resampling.NEAREST, PILImage.Resampling.BILINEAR
+    image, semantic = PILImage.fromarray(scene.image), PILImage.fromarray(scene.semantic.astype(np.uint8))
+    size_wh = (size_hw[1], size_hw[0])
+    ratio = np.array([size_hw[1] / width, size_hw[0] / height])
+    masks = [np.asarray(PILImage.fromarray(mask.astype(np.uint8)).resize(size_wh, nearest)) > 0 for mask in scene.masks]
     return replace(
         scene,
         # Resize rows first, since Pillow 13 would begin with the cheaper axis, and rounds in between.
-        image=np.asarray(PILImage.fromarray(scene.image).resize((size[1], height), bilinear).resize(to, bilinear)),
+        image=np.asarray(image.resize((size_wh[0], height), bilinear).resize(size_wh, bilinear)),
         boxes=scene.boxes * np.tile(ratio, 2),
-        masks=np.array(masks, bool).reshape(-1, *size),
+        masks=np.array(masks, bool).reshape(-1, *size_hw),
         dots=scene.dots * ratio,
-        semantic=np.asarray(PILImage.fromarray(scene.semantic.astype(np.uint8)).resize(to, nearest)).astype(np.int64),
+        semantic=np.asarray(semantic.resize(size_wh, nearest)).astype(np.int64),
     )
 
 
@@ -260,17 +264,17 @@ def paste(background: Scene, other: Scene, chosen: list[int]) -> Scene:
     other = resize(other, background.image.shape[:2])
     image, semantic, masks = background.image.copy(), background.semantic.copy(), background.masks.copy()
     for number in chosen:
-        there = other.masks[number]
-        image[there], semantic[there] = other.image[there], other.semantic[there]
-        masks[:, there] = False
+        pasted_mask = other.masks[number]
+        image[pasted_mask], semantic[pasted_mask] = other.image[pasted_mask], other.semantic[pasted_mask]
+        masks[:, pasted_mask] = False
     visible, boxes = [], []
     for number, mask in enumerate(masks):
         ys, xs = np.nonzero(mask)
         if len(ys):
             visible.append(number)
-            lost = mask.sum() < background.masks[number].sum()
+            is_smaller = mask.sum() < background.masks[number].sum()
             box = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
-            boxes.append(box if lost else background.boxes[number])
+            boxes.append(box if is_smaller else background.boxes[number])
     return Scene(
         image,
         np.concatenate([np.array(boxes, float).reshape(-1, 4), other.boxes[chosen]]),
@@ -288,32 +292,32 @@ def chosen_instances(record: Any, row: int, count: int) -> list[int]:
     return sorted({int(number * count) for number in numbers})
 
 
-@on_each_run
+@with_each_runner
 @pytest.mark.parametrize("size", [(40, 50), None], ids=["equal", "different"])
-def test_copy_paste_equals_plain_numpy(run, size):
+def test_copy_paste_equals_plain_numpy(runner, size):
     chain = [T.CopyPaste(p=0.8)]
     scenes = [make_scene(index, size=size) for index in range(25)]  # the last scene has no partner
     [record] = draw_chain(chain, scenes).records
-    with run():
+    with runner():
         rows = load_rows(chain, scenes_dataset(25, size), batch_size=6)
-    lost = 0
+    hidden_count = 0
     for row, row_loaded in enumerate(rows):
         partner, expected = neighbor(row, 1, 25), scenes[row]
         if record.gathered[row] and partner != row:
             expected = paste(expected, scenes[partner], chosen_instances(record, row, len(scenes[partner].boxes)))
-        lost += len(set(scenes[row].labels) - set(expected.labels))
+        hidden_count += len(set(scenes[row].labels) - set(expected.labels))
         assert_row_equals(row_loaded, expected, row)
     assert 0 < record.gathered.sum() < 25
-    assert lost  # some instances were hidden entirely
+    assert hidden_count > 0, "no instance was hidden entirely, so hiding was not tested"
 
 
-@on_each_run
-def test_copy_paste_of_mosaics_equals_plain_numpy(run):
+@with_each_runner
+def test_copy_paste_of_mosaics_equals_plain_numpy(runner):
     chain = [T.Mosaic((40, 52), fill=FILL), T.CopyPaste(), T.RandomHorizontalFlip(1.0), T.CenterCrop((40, 52))]
     scenes = [make_scene(index) for index in range(16)]
     tiled, pasting, *_ = draw_chain(chain, scenes).records
     mosaics = [mosaic_at(row, tiled, scenes, (40, 52)) for row in range(16)]
-    with run():
+    with runner():
         rows = load_rows(chain, scenes_dataset(16), batch_size=8)
     for row, row_loaded in enumerate(rows):
         other = mosaics[row ^ 1]
@@ -337,19 +341,19 @@ CHAIN = [
 
 def assert_rows_equal(rows: list[Any], expected: list[Any]) -> None:
     assert len(rows) == len(expected)
-    for (image, target, mask), (image2, target2, mask2) in zip(rows, expected, strict=True):
-        assert torch.equal(image, image2)
-        assert torch.equal(mask, mask2)
+    for (image, target, mask), (expected_image, expected_target, expected_mask) in zip(rows, expected, strict=True):
+        assert torch.equal(image, expected_image)
+        assert torch.equal(mask, expected_mask)
         for name in target:
-            assert torch.equal(torch.as_tensor(target[name]), torch.as_tensor(target2[name])), name
+            assert torch.equal(torch.as_tensor(target[name]), torch.as_tensor(expected_target[name])), name
 
 
 @pytest.mark.processes
 def test_combined_samples_are_equal_with_any_workers_and_batch_sizes():
     options = {"dataset": scenes_dataset(26), "shuffle": True, "ragged": "error"}
-    first = load_rows(CHAIN, batch_size=4, **options)
-    for workers, size in ((0, 26 + 2), (1, 12), (2, 8)):
-        assert_rows_equal(first, load_rows(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options))
+    expected = load_rows(CHAIN, batch_size=4, **options)
+    for workers, size in ((0, 28), (1, 12), (2, 8)):  # 28: all samples, rounded up to groups of four
+        assert_rows_equal(expected, load_rows(CHAIN, batch_size=size, num_workers=workers, chunk_size=3, **options))
 
 
 @pytest.mark.slow
@@ -391,7 +395,7 @@ def test_collate_fn_receives_the_combined_samples():
         assert_rows_equal(rows, [sample for batch in loader for sample in batch])
 
 
-def test_mosaic_with_a_failed_sample_uses_the_others_of_its_group():
+def test_mosaic_with_a_failed_sample_uses_the_remaining_samples_of_its_group():
     def sample(index: int) -> Any:
         if index == 2:
             raise OSError("gone")
@@ -402,8 +406,9 @@ def test_mosaic_with_a_failed_sample_uses_the_others_of_its_group():
     assert [target["image_id"] for _, target, _ in rows] == [0, 1, 3, 4, 5, 6, 7]
     scenes = [make_scene(n) for n in range(8)]
     [record] = draw_chain([T.Mosaic(40)], scenes).records
-    scenes[2] = scenes[0]  # a sample takes the place of a failed one
-    np.testing.assert_array_equal(rows[0][1]["labels"].numpy(), mosaic_at(0, record, scenes, (40, 40)).labels)
+    scenes[2] = scenes[0]  # row 0 combines the rows 0 ^ place, and takes row 0 itself in place of the failed row
+    _, target, _ = rows[0]
+    np.testing.assert_array_equal(target["labels"].numpy(), mosaic_at(0, record, scenes, (40, 40)).labels)
 
 
 def test_mosaic_with_a_sampler_combines_the_rows_of_a_batch():
@@ -419,9 +424,9 @@ def test_mosaic_with_a_sampler_combines_the_rows_of_a_batch():
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def make_target(**more: Any) -> dict[str, Any]:
+def make_target(**fields: Any) -> dict[str, Any]:
     scene = make_scene(0)
-    return {"boxes": gl.Boxes(scene.boxes), "labels": scene.labels, **more}
+    return {"boxes": gl.Boxes(scene.boxes), "labels": scene.labels, **fields}
 
 
 IMAGE = make_scene(0).image
@@ -470,7 +475,7 @@ def test_mosaic_of_samples_with_different_entries_raises(first, second, text):
         next(iter(loader))
 
 
-@pytest.mark.parametrize(("options", "transform", "text"), [
+@pytest.mark.parametrize(("options", "transform", "message"), [
     ({"batch_size": 6}, T.Mosaic(40),
      r"batch_size must be a multiple of 4 with Mosaic, which combines the samples of a batch in "),
     ({"batch_size": 3}, T.Mosaic(40), r"in fours, got 3; use batch_size=4$"),
@@ -480,6 +485,6 @@ def test_mosaic_of_samples_with_different_entries_raises(first, second, text):
     ({"repeats": 2, "shuffle": True}, T.Mosaic(40),
      "repeats=2 cannot be combined with Mosaic, which combines the samples at neighbouring positions: with"),
 ])  # fmt: skip
-def test_options_that_separate_the_samples_of_a_group_raise(options, transform, text):
-    with pytest.raises(ValueError, match=text):
+def test_options_that_separate_the_samples_of_a_group_raise(options, transform, message):
+    with pytest.raises(ValueError, match=message):
         make_loader([transform], ragged="error", **options)

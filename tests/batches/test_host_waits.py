@@ -17,11 +17,11 @@ from simulated.runtime import simulated
 import gpuload as gl
 from gpuload import transforms as T
 
-# Waits for values computed once, for the first batch that needs them: constants and tables. The transfer waits where it
-# is ahead of the loop.
-ALLOWED = {"finish.py": 4, "noise.py": 1, "erasing.py": 1, "transfer.py": 10}
+# By file, the waits for constants and tables that are computed once, for the first batch that needs them, and the
+# waits of a transfer that is ahead of the loop.
+MAX_WAITS = {"finish.py": 4, "noise.py": 1, "erasing.py": 1, "transfer.py": 10}
 FUSED = ("classification", "erasing_of_finished_images", "mixup", "tones")
-SIZES = [(30, 40), (50, 31), (33, 33), (47, 60)] * 3
+SIZES_HW = [(30, 40), (50, 31), (33, 33), (47, 60)] * 3
 
 
 class ShiftByOne(T.Custom):
@@ -35,15 +35,15 @@ class ShiftByOne(T.Custom):
 
 
 def make_image(number: int) -> np.ndarray:
-    height, width = SIZES[number % len(SIZES)]
+    height, width = SIZES_HW[number % len(SIZES_HW)]
     return np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
 
 
 def make_scene(number: int) -> tuple[Any, dict[str, Any]]:
     """Return an image with boxes, and masks whose number differs between samples."""
-    height, width = SIZES[number % len(SIZES)]
+    height, width = SIZES_HW[number % len(SIZES_HW)]
     count = 1 + number % 3
-    boxes = np.array([[at, at, at + 12, at + 9] for at in range(count)], np.float32)
+    boxes = np.array([[corner, corner, corner + 12, corner + 9] for corner in range(count)], np.float32)
     masks = np.ones((count, height, width), np.uint8)
     return gl.Image(make_image(number), layout="HWC"), {
         "boxes": gl.Boxes(boxes, "xyxy"),
@@ -53,7 +53,7 @@ def make_scene(number: int) -> tuple[Any, dict[str, Any]]:
 
 
 def make_segmented(number: int) -> tuple[Any, Any]:
-    height, width = SIZES[number % len(SIZES)]
+    height, width = SIZES_HW[number % len(SIZES_HW)]
     return gl.Image(make_image(number), layout="HWC"), gl.Mask(np.full((height, width), number, np.int32))
 
 
@@ -123,20 +123,20 @@ def count_waits(options: dict[str, Any], backend: str) -> Counter[str]:
             return Counter(wait.where.partition(":")[0] for wait in cuda.waits)
 
 
-def list_cases() -> list[Any]:
+def parametrize_cases() -> list[Any]:
     cases: list[Any] = [(name, "torch") for name in EXTRA_CASES]
     kornia_names = [name for name, case in CASES.items() if case.drive is None and "kornia" in case.runs]
     cases += [pytest.param(name, "kornia", marks=pytest.mark.slow) for name in kornia_names]
     return cases + [pytest.param(name, "fused", marks=pytest.mark.slow) for name in FUSED]
 
 
-@pytest.mark.parametrize(("name", "backend"), list_cases())
+@pytest.mark.parametrize(("name", "backend"), parametrize_cases())
 def test_batches_never_make_the_host_wait_for_the_device(name, backend):
     needs(backend)
     options = EXTRA_CASES[name] if name in EXTRA_CASES else CASES[name].make(Samples(small=backend == "fused"))
     waits = count_waits(options, backend)
-    for place, max_waits in ALLOWED.items():
-        assert waits.pop(place, 0) <= max_waits, place
-    if name == "pasted_instances":  # which reads from the device which instances are left
+    for file_name, max_waits in MAX_WAITS.items():
+        assert waits.pop(file_name, 0) <= max_waits, file_name
+    if name == "pasted_instances":  # CopyPaste reads from the device which instances remain
         waits.pop("combined_targets.py", None)
     assert not waits

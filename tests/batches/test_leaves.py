@@ -106,8 +106,8 @@ def test_batch_tree_recognizes_torchvisions_tensors():
     assert leaf_kinds(batch) == ["images", "mask", "points"]
 
 
-LAST = "which looks like channels last, but images must be"
-NONE = (
+LOOKS_NHWC = "which looks like channels last, but images must be"
+NO_IMAGES = (
     "Augment needs N×C×H×W tensors, N×T×C×H×W clips, or lists of N C×H×W tensors, of dtype uint8, uint16, or floats "
     "from 0 to 1"
 )
@@ -117,9 +117,9 @@ NONE = (
     ("batch", "error", "message"),
     [
         (torch.zeros(4, 40, 56, 3), ValueError,
-         f"batch has shape (4, 40, 56, 3), {LAST} N×C×H×W; use images.permute(0, 3, 1, 2), which does not copy"),
-        (torch.zeros(4, 2, 40, 56, 3), ValueError, f"{LAST} N×T×C×H×W; use images.permute(0, 1, 4, 2, 3)"),
-        ([torch.zeros(40, 56, 3)] * 2, ValueError, f"{LAST} C×H×W; use images.permute(2, 0, 1)"),
+         f"batch has shape (4, 40, 56, 3), {LOOKS_NHWC} N×C×H×W; use images.permute(0, 3, 1, 2), which does not copy"),
+        (torch.zeros(4, 2, 40, 56, 3), ValueError, f"{LOOKS_NHWC} N×T×C×H×W; use images.permute(0, 1, 4, 2, 3)"),
+        ([torch.zeros(40, 56, 3)] * 2, ValueError, f"{LOOKS_NHWC} C×H×W; use images.permute(2, 0, 1)"),
         (torch.zeros(4, 3, 8, 9, dtype=torch.int64), TypeError,
          "batch is int64 of shape (4, 3, 8, 9), but images must be uint8, uint16, or floats from 0 to 1; convert it, "
          "or declare a mask as gpuload.Mask(tensor) or torchvision's Mask"),
@@ -133,7 +133,7 @@ NONE = (
         (torch.zeros(3, 8, 9), TypeError,
          "Augment needs a batch, got one image of shape (3, 8, 9); use augment(image[None])[0]"),
         ({"image": np.zeros((4, 8, 9, 3))}, TypeError, "there are no images in {'image': float64 array 4×8×9×3}: "
-         f"{NONE}; convert arrays with torch.from_numpy"),
+         f"{NO_IMAGES}; convert arrays with torch.from_numpy"),
         ((), TypeError, "there are no images in (): "),
         ({"a": torch.zeros(4, 3, 9, 9), "b": torch.zeros(3, 3, 9, 9)}, ValueError, 'batch["b"] has 3 images, but '
          'batch["a"] has 4 images; pass one entry per image, along the first axis or in a list'),
@@ -181,7 +181,7 @@ def test_batch_tree_with_unusable_selected_images_raises():
 
 
 @pytest.mark.parametrize(
-    ("batch", "suspect"),
+    ("batch", "warning_start"),
     [
         ({"image": IMAGES, "heat": HEAT_MAP}, 'batch["heat"], float32 tensor 2×2×8×9, is transformed and normalized as '
          "an image, like batch[\"image\"]; select the images by name, as in Augment(…, images=('image',))"),
@@ -192,7 +192,7 @@ def test_batch_tree_with_unusable_selected_images_raises():
         ((HEAT_MAP, HEAT_MAP), ""),
     ],
 )  # fmt: skip
-def test_batch_tree_warns_of_floats_that_are_probably_targets(batch, suspect):
+def test_batch_tree_warns_about_floats_that_are_probably_targets(batch, warning_start):
     warning = BatchTree(batch).warning
-    assert warning.startswith(suspect)
-    assert bool(warning) == bool(suspect)
+    assert warning.startswith(warning_start)
+    assert bool(warning) == bool(warning_start)

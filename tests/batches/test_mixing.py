@@ -17,7 +17,7 @@ from gpuload.batches.mixing import Pairing, find_labels, mix_labels, partners_of
 from gpuload.errors import CollateError
 
 LABELS = torch.tensor([0, 2, 1])
-SOFT = torch.tensor([[0.75, 0, 0.25], [0.5, 0, 0.5], [0, 1, 0]])
+SOFT_LABELS = torch.tensor([[0.75, 0, 0.25], [0.5, 0, 0.5], [0, 1, 0]])
 
 
 def make_pairing(**arguments) -> Pairing:
@@ -66,10 +66,11 @@ def test_soften_replaces_only_the_labels(batch):
     softened = soften(batch, make_pairing(num_classes=3), sample_name)
     assert type(softened) is type(batch)
     softened_labels = find_labels(softened, "default")
-    torch.testing.assert_close(softened_labels, SOFT)
+    torch.testing.assert_close(softened_labels, SOFT_LABELS)
     assert softened_labels.dtype == torch.float32
     before, after = (list(b.values()) if hasattr(b, "values") else list(b) for b in (batch, softened))
-    assert [entry is replaced for entry, replaced in zip(before, after, strict=True)].count(True) == len(before) - 1
+    is_same = [entry is softened_entry for entry, softened_entry in zip(before, after, strict=True)]
+    assert is_same.count(False) == 1, "an entry other than the labels was replaced"
 
 
 @pytest.mark.parametrize("batch", [batch for batch in BATCHES if not isinstance(batch, UserDict)])
@@ -90,14 +91,14 @@ def test_soften_uses_the_labels_getter():
     record = soften(
         Record(torch.zeros(3), LABELS), make_pairing(num_classes=3, labels_getter=lambda r: r.target), sample_name
     )
-    torch.testing.assert_close(record.target, SOFT)
+    torch.testing.assert_close(record.target, SOFT_LABELS)
     batch = [torch.zeros(3), LABELS]
     assert soften(batch, make_pairing(labels_getter=None), sample_name) is batch
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_mix_labels_accepts_integers_of_any_dtype(dtype):
-    torch.testing.assert_close(mix_labels(LABELS.to(dtype), make_pairing(num_classes=3), sample_name), SOFT)
+    torch.testing.assert_close(mix_labels(LABELS.to(dtype), make_pairing(num_classes=3), sample_name), SOFT_LABELS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
@@ -105,7 +106,7 @@ def test_mix_labels_mixes_one_hot_and_soft_labels(dtype):
     hard = torch.eye(3)[LABELS].to(dtype)
     mixed = mix_labels(hard, make_pairing(), sample_name)
     assert mixed.dtype == (dtype if dtype.is_floating_point else torch.float32)
-    torch.testing.assert_close(mixed, SOFT.to(mixed.dtype))
+    torch.testing.assert_close(mixed, SOFT_LABELS.to(mixed.dtype))
     soft = torch.tensor([[0.1, 0.9, 0], [0.5, 0.25, 0.25], [0, 0, 1]])
     expected = torch.stack([0.75 * soft[0] + 0.25 * soft[1], 0.5 * soft[0] + 0.5 * soft[1], soft[2]])
     torch.testing.assert_close(mix_labels(soft, make_pairing(num_classes=3), sample_name), expected)
@@ -115,18 +116,18 @@ def test_label_smoothing_agrees_with_timm():
     timm()
     from timm.data.mixup import mixup_target
 
-    theirs = mixup_target(LABELS, 3, lam=0.3, smoothing=0.1)  # timm's partners are the batch reversed
-    ours = Pairing(T.MixUp(num_classes=3, label_smoothing=0.1), np.array([2, 1, 0]), np.full(3, 0.3))
-    torch.testing.assert_close(mix_labels(LABELS, ours, sample_name), theirs, rtol=0, atol=1e-6)
+    labels_by_timm = mixup_target(LABELS, 3, lam=0.3, smoothing=0.1)  # timm's partners are the batch reversed
+    pairing = Pairing(T.MixUp(num_classes=3, label_smoothing=0.1), np.array([2, 1, 0]), np.full(3, 0.3))
+    torch.testing.assert_close(mix_labels(LABELS, pairing, sample_name), labels_by_timm, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("share", [[0.75, 0.5, 1.0], [1.0, 1.0, 1.0]], ids=["some mixed", "none mixed"])
+@pytest.mark.parametrize("weights", [[0.75, 0.5, 1.0], [1.0, 1.0, 1.0]], ids=["some mixed", "none mixed"])
 @pytest.mark.parametrize("labels", [LABELS, torch.eye(3, dtype=torch.float64)[LABELS]], ids=["integers", "soft"])
-def test_label_smoothing_applies_to_samples_that_are_not_mixed(labels, share):
+def test_label_smoothing_applies_to_samples_that_are_not_mixed(labels, weights):
     cutmixes = (T.CutMix(num_classes=3, label_smoothing=smoothing) for smoothing in (0, 0.3))
-    pairings = [Pairing(cutmix, np.array([1, 0, 2]), np.array(share)) for cutmix in cutmixes]
-    plain, smoothed = (mix_labels(labels, pairing, sample_name) for pairing in pairings)
-    torch.testing.assert_close(smoothed, 0.7 * plain + 0.1, check_dtype=True)
+    pairings = [Pairing(cutmix, np.array([1, 0, 2]), np.array(weights)) for cutmix in cutmixes]
+    unsmoothed, smoothed = (mix_labels(labels, pairing, sample_name) for pairing in pairings)
+    torch.testing.assert_close(smoothed, (1 - 0.3) * unsmoothed + 0.3 / 3, check_dtype=True)
     torch.testing.assert_close(smoothed[2].float(), torch.tensor([0.1, 0.8, 0.1]))
 
 
@@ -187,8 +188,8 @@ def test_loader_mixes_labels_of_any_kind(label):
     torch.testing.assert_close(labels.float(), torch.eye(5)[[3] * 4])
 
 
-def test_loader_with_labels_getter_none_mixes_images_alone():
+def test_loader_with_labels_getter_none_mixes_only_images():
     transforms = [T.ToDtype("float32", scale=True), T.MixUp(labels_getter=None)]
     samples = [np.full((8, 8, 3), 60 * number, np.uint8) for number in range(4)]
     images = next(iter(gl.Loader(samples, 4, transforms=transforms, num_workers=0, device="cpu")))
-    assert not torch.equal(images[0], torch.zeros(3, 8, 8))
+    assert not torch.equal(images[0], torch.zeros(3, 8, 8)), "image 0, which is black, is not mixed with its partner"

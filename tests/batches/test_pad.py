@@ -98,7 +98,7 @@ def test_pad_collate_pads_to_fixed_sizes() -> None:
     arrays = [np.ones((1, 2)), np.ones((2, 1))]
     assert pad_collate(arrays, to=(3, 4)).data.shape == (2, 3, 4)
     assert pad_collate(arrays, to=(None, 4)).data.shape == (2, 2, 4)
-    assert pad_collate(arrays, to=(3, 4)).padding == pytest.approx(20 / 24)
+    assert pad_collate(arrays, to=(3, 4)).padding == pytest.approx(1 - (1 * 2 + 2 * 1) / (2 * 3 * 4))
     assert pad_collate([np.ones((0, 4))], to=(5, None)).padding == 1
     assert pad_collate([np.ones((0, 4))]).padding == 0
 
@@ -168,9 +168,10 @@ def test_pad_collate_works_in_torchs_dataloader(workers: int) -> None:
     )
     batches = list(loader)
     assert [tuple(padded.data.shape) for padded, _ in batches] == [(4, 8, 2), (2, 8, 2)]
-    assert [padded.sizes.tolist() for padded, _ in batches][1] == [[5, 2], [6, 2]]
-    assert all(type(padded) is Padded for padded, _ in batches)
-    assert batches[0][0].padding == pytest.approx(1 - 20 / 64)
+    assert [padded.sizes.tolist() for padded, _ in batches] == [[[1, 2], [2, 2], [3, 2], [4, 2]], [[5, 2], [6, 2]]]
+    assert {type(padded) for padded, _ in batches} == {Padded}
+    first_padded, _ = batches[0]
+    assert first_padded.padding == pytest.approx(1 - 2 * (1 + 2 + 3 + 4) / (4 * 8 * 2))
     assert torch.cat([labels for _, labels in batches]).tolist() == list(range(6))
 
 
@@ -191,7 +192,7 @@ def test_pad_collate_in_a_loader_pads_images_and_arrays(workers: int) -> None:
         ((images, target),) = loader
     assert images.data.shape == (4, 3, 23, 30)
     assert images.sizes.tolist() == [[3, 20 + n, 30] for n in range(4)]
-    assert images.padding == pytest.approx(6 / 4 / 23)
+    assert images.padding == pytest.approx((3 + 2 + 1 + 0) / (4 * 23))  # rows of pixels
     assert target["boxes"].data.shape == (4, 3, 4)
     assert target["boxes"].sizes[:, 0].tolist() == [0, 1, 2, 3]
 

@@ -1,4 +1,4 @@
-"""All commands: their help with examples, completion, wrong arguments, and options that they share."""
+"""All commands: their help with examples, completion, wrong arguments, and shared options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_help_lists_all_commands_and_completion() -> None:
 def test_help_has_examples_and_exit_statuses_within_the_width(command: str, width: int) -> None:
     text = help_text(command, width=width)
     assert max(map(len, text.splitlines())) <= width
-    examples = text.split("Examples:")[1]
+    _, examples = text.split("Examples:")
     assert f" gpuload {command}" in examples
     assert "Exit status: 0" in " ".join(text.split())
 

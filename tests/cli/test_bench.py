@@ -41,10 +41,10 @@ def rate(images_per_s: float, cpu_s_per_1000: float = 0.0) -> Row:
     return Row(images_per_s=images_per_s, cpu_s_per_1000=cpu_s_per_1000)
 
 
-def setting(workers: int, prefetch: int, images_per_s: float, better: tuple[int, int] | None = None) -> Row:
+def setting(workers: int, prefetch: int, images_per_s: float, suggested: tuple[int, int] | None = None) -> Row:
     where = f"{workers} workers, prefetch {prefetch}"
     options: dict[str, Any] = {"num_workers": workers, "prefetch_factor": prefetch, "images_per_s": images_per_s}
-    return Row(name="Loader", where=where, suggested_setting=better, **options)
+    return Row(name="Loader", where=where, suggested_setting=suggested, **options)
 
 
 def test_images_of_finds_the_first_image_tensor_of_a_batch() -> None:
@@ -83,7 +83,7 @@ def test_measure_skips_the_first_steps() -> None:
 
 
 def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", workers: Any = "workers") -> gl.Stats:
-    """Make statistics of 1,000 images from the seconds that workers read and decoded, and the stage took."""
+    """Make statistics of 1,000 images from the seconds that workers took to read and decode, and from the stage's."""
     parts = (
         Part("read", workers, read_s, 1000),
         Part("header", workers, decode_s / 4, 1000),
@@ -141,7 +141,7 @@ def test_recommend_takes_the_fewest_workers_that_are_nearly_as_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("better", "message"),
+    ("suggested", "message"),
     [
         (None, ""),
         ((1, 4), ""),
@@ -151,8 +151,8 @@ def test_recommend_takes_the_fewest_workers_that_are_nearly_as_fast() -> None:
                  "was not measured: try --workers 9"),
     ],
 )  # fmt: skip
-def test_explain_suggestion_puts_measurements_before_estimates(better: tuple[int, int] | None, message: str) -> None:
-    settings = [setting(1, 2, 956, better), setting(2, 2, 879, (4, 2)), setting(3, 2, 431)]
+def test_explain_suggestion_puts_measurements_before_estimates(suggested: tuple[int, int] | None, message: str) -> None:
+    settings = [setting(1, 2, 956, suggested), setting(2, 2, 879, (4, 2)), setting(3, 2, 431)]
     assert recommend(settings) is settings[0]
     assert explain_suggestion(settings[0], settings) == message
 
@@ -176,7 +176,7 @@ def test_row_as_dict_drops_empty_fields() -> None:
 
 
 class BenchOfWaitingWorkers:
-    """A machine with two CPUs, whose workers wait for a disk nearly all the time; at most 40 of them can be started."""
+    """A machine with two CPUs, whose workers wait for a disk nearly all the time; at most 40 workers can be started."""
 
     def __init__(self) -> None:
         self.tried: list[tuple[int, int]] = []
@@ -197,7 +197,7 @@ def test_measure_settings_tries_the_setting_that_stats_suggest() -> None:
     assert rows[-1].num_workers == 12
 
 
-def test_measure_settings_of_one_count_tries_no_other() -> None:
+def test_measure_settings_of_one_count_tries_only_that_count() -> None:
     bench = BenchOfWaitingWorkers()
     measure_settings(cast(Bench, bench), [3], lambda row: row, lambda remark: None)
     assert bench.tried == [(3, 2), (3, 4)]
@@ -209,9 +209,9 @@ def test_measure_settings_of_one_count_tries_no_other() -> None:
 
 
 def test_medians_takes_ratios_within_rounds() -> None:
-    ours = [rate(1000, 1.0), rate(500, 2.0), rate(900, 1.2)]
-    theirs = [rate(400, 3.0), rate(250, 6.0), rate(300, 3.0)]
-    assert medians(list(zip(ours, theirs, strict=True))) == {
+    gpuload_rows = [rate(1000, 1.0), rate(500, 2.0), rate(900, 1.2)]
+    peer_rows = [rate(400, 3.0), rate(250, 6.0), rate(300, 3.0)]
+    assert medians(list(zip(gpuload_rows, peer_rows, strict=True))) == {
         "images_per_s": 900, "peer_images_per_s": 300, "rate_ratio": 2.5,
         "cpu_s_per_1000": 1.2, "peer_cpu_s_per_1000": 3.0, "cpu_ratio": 3.0,
     }  # fmt: skip
@@ -277,7 +277,7 @@ def test_bench_of_a_recipe_measures_no_peer(jpeg_folder: Path, tmp_path: Path, m
     assert status == 0, stderr
     report = json.loads(stdout)
     assert [part["name"] for part in report["parts"]] == ["read", "decode", "augment"]
-    assert all(part["images_per_s"] > 0 for part in report["parts"])
+    assert min(part["images_per_s"] for part in report["parts"]) > 0
     sizes = [path.stat().st_size for path in jpeg_folder.glob("*/*.jpg")]
     assert report["parts"][0]["image_bytes"] == pytest.approx(sum(sizes) / len(sizes), rel=0.5)
     assert [(row["num_workers"], row["prefetch_factor"]) for row in report["settings"]][:2] == [(1, 2), (2, 2)]
@@ -309,6 +309,7 @@ def test_bench_of_an_unreadable_source_or_with_wrong_options_fails(
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jpg").write_bytes(data)
     status, stdout, stderr = run_bench(*(argument.format(root=tmp_path) for argument in arguments))
-    assert (status, stdout if "ImageFiles" not in stdout else "") == (1, "")
+    assert status == 1
+    assert stdout == "" or "ImageFiles" in stdout  # the source, if it could be opened
     assert message in stderr
     assert "Traceback" not in stderr

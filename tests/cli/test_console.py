@@ -50,10 +50,10 @@ def test_progress_in_a_terminal_is_a_bar_within_the_width(width: int) -> None:
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
     with progress(console, "images, gpuload", 10) as update_progress:
         update_progress(10, note="1,000 images/s")
-    last = next(line for line in reversed(file.getvalue().splitlines()) if "gpuload" in line).split("\x1b[2K")[-1]
-    assert len(last) <= width
-    assert "10/10 1,000 images/s" in last
-    assert "━" in last
+    last_line = next(line for line in reversed(file.getvalue().splitlines()) if "gpuload" in line).split("\x1b[2K")[-1]
+    assert len(last_line) <= width
+    assert "10/10 1,000 images/s" in last_line
+    assert "━" in last_line
 
 
 def test_echo_to_a_file_neither_wraps_nor_interprets_markup() -> None:

@@ -28,7 +28,7 @@ def run_demo(data: Path, out: Path, **options: Any) -> str:
 
 @pytest.mark.processes
 def test_demo_without_data_generates_photographs_and_inspects_them(tmp_path: Path) -> None:
-    """As `make demo` runs it, on fewer images."""
+    """The command is that of `make demo`, with fewer images."""
     lacking.require("skimage")
     command = [sys.executable, "-m", "gpuload", "demo", "--images", "24", "--batch-size", "8", "--seconds", "0.1"]
     result = subprocess.run(

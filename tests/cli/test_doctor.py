@@ -1,4 +1,4 @@
-"""``gpuload doctor``: each check, on machines that lack something (some limits are really set), and the report."""
+"""``gpuload doctor``: its checks, on machines that lack something (some limits are really set), and its report."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gpuload.loader import limits
 from gpuload.stage.decode.nvimagecodec import GPU
 
 MB = 1_000_000
-OK = {"ok": True, "why": ""}
-BAD = {"ok": False, "why": "ImportError: libnvjpeg.so.12"}
+WORKING = {"ok": True, "why": ""}
+FAILED = {"ok": False, "why": "ImportError: libnvjpeg.so.12"}
 REGIONS = {"version": "0.9.0", "device": "cuda:0", "ok": True, "why": ""}
 FINE = Finding("CPUs", "works", "8 CPUs for this process")
 NO_GPU = Finding("GPUs", "not needed", "none: batches are made on the CPU")
@@ -52,10 +52,7 @@ FINDINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("findings", "status"),
-    [([], 0), ([FINE, NO_GPU], 0), ([SLOW], 0), ([FINE, SLOW, BROKEN], 1)],
-)
+@pytest.mark.parametrize(("findings", "status"), [([], 0), ([FINE, NO_GPU], 0), ([SLOW], 0), ([FINE, SLOW, BROKEN], 1)])
 def test_doctor_json_prints_the_findings_and_exits_with_1_if_one_is_broken(
     monkeypatch: pytest.MonkeyPatch, findings: list[Finding], status: int
 ) -> None:
@@ -179,8 +176,8 @@ def test_format_size_rounds_to_binary_or_decimal_units(nbytes: int, text: str) -
 H100 = {"name": "NVIDIA H100", "bytes": 80_000_000_000}
 
 
-def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **others: Any) -> dict[str, Any]:
-    return {"ok": True, "why": "", "version": version, "cuda": cuda, "other": "", "devices": [], **others}
+def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **further: Any) -> dict[str, Any]:
+    return {"ok": True, "why": "", "version": version, "cuda": cuda, "other": "", "devices": [], **further}
 
 
 @pytest.mark.parametrize(
@@ -230,15 +227,15 @@ def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **others: An
         (partial(doctor.check_page_locking, 65536, 0), "works",
          "64 MB were locked as a test; the limit (ulimit -l) is 64 KB", ""),
         (partial(doctor.check_triton, None, None, compiler=None, devices=0), "not needed", "runs on GPUs only", ""),
-        (partial(doctor.check_triton, "3.6.0", OK, compiler="/usr/bin/gcc", devices=2), "works",
+        (partial(doctor.check_triton, "3.6.0", WORKING, compiler="/usr/bin/gcc", devices=2), "works",
          "3.6.0 with /usr/bin/gcc", ""),
         (partial(doctor.check_triton, None, None, compiler=None, devices=1), "improve", "not installed",
          "pip install 'gpuload[fused]'"),
-        (partial(doctor.check_triton, "3.6.0", BAD, compiler=None, devices=1), "broken",
+        (partial(doctor.check_triton, "3.6.0", FAILED, compiler=None, devices=1), "broken",
          "3.6.0, but the C compiler that it needs is missing: transforms run in torch",
          "apt-get install gcc, or set CC to the path of a C compiler"),
-        (partial(doctor.check_triton, "3.6.0", BAD, compiler="/usr/bin/gcc", devices=1), "broken",
-         f"3.6.0 cannot be used: {BAD['why']}", "check that /usr/bin/gcc works"),
+        (partial(doctor.check_triton, "3.6.0", FAILED, compiler="/usr/bin/gcc", devices=1), "broken",
+         f"3.6.0 cannot be used: {FAILED['why']}", "check that /usr/bin/gcc works"),
     ],
 )  # fmt: skip
 def test_check_of_the_machine_or_gpu_names_its_state_and_fix(check, state, details, fix) -> None:
@@ -279,12 +276,12 @@ def test_check_page_locking_under_a_real_limit_of_64_kb_is_broken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "others", "extra"),
+    ("cuda", "further", "extra"),
     [("12.6", [], "cu12"), ("13.0", [], "cu13"), ("13.0", ["cu12"], "cu13"), (None, [], "cu13"),
      (None, ["cu12"], "cu12")],
 )  # fmt: skip
-def test_cuda_extra_follows_torchs_cuda_then_installed_packages(cuda, others, extra) -> None:
-    assert doctor.cuda_extra(cuda, others) == extra
+def test_cuda_extra_follows_torchs_cuda_then_installed_packages(cuda, further, extra) -> None:
+    assert doctor.cuda_extra(cuda, further) == extra
 
 
 TWO_EXTRAS = {"lmdb": True, "ray": False}
@@ -301,45 +298,45 @@ check_codec, check_dali = partial(doctor.check_nvidia, "nvImageCodec"), partial(
     [
         (partial(check_codec, NEITHER, None, torch_cuda="13.0"), "improve", "not installed. It decodes a crop without",
          "pip install 'gpuload[cu13]'"),
-        (partial(check_codec, CODEC_CU12, OK, torch_cuda="12.6"), "works", "0.9.0 for CUDA 12: decodes", ""),
-        (partial(check_codec, CODEC_CU12, OK, torch_cuda=None), "works", "0.9.0 for CUDA 12: decodes", ""),
-        (partial(check_codec, CODEC_CU12, OK, torch_cuda="13.0"), "improve",
+        (partial(check_codec, CODEC_CU12, WORKING, torch_cuda="12.6"), "works", "0.9.0 for CUDA 12: decodes", ""),
+        (partial(check_codec, CODEC_CU12, WORKING, torch_cuda=None), "works", "0.9.0 for CUDA 12: decodes", ""),
+        (partial(check_codec, CODEC_CU12, WORKING, torch_cuda="13.0"), "improve",
          "0.9.0 for CUDA 12, but torch is built for CUDA 13.0",
          "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu13]'"),
-        (partial(check_codec, CODECS, OK, torch_cuda="12.6"), "broken",
+        (partial(check_codec, CODECS, WORKING, torch_cuda="12.6"), "broken",
          "0.9.0 for CUDA 12 and 0.9.1 for CUDA 13 are both installed, and overwrite each other's files",
          "pip uninstall -y nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13 && pip install 'gpuload[cu12]'"),
-        (partial(check_codec, CODEC_CU12, BAD, torch_cuda="12.6"), "broken",
-         f"0.9.0 for CUDA 12: {BAD['why']}. Entire images are decoded instead",
+        (partial(check_codec, CODEC_CU12, FAILED, torch_cuda="12.6"), "broken",
+         f"0.9.0 for CUDA 12: {FAILED['why']}. Entire images are decoded instead",
          "pip uninstall -y nvidia-nvimgcodec-cu12 && pip install 'gpuload[cu12]'"),
         (partial(check_dali, NEITHER, None, torch_cuda="13.0"), "not needed", "pip install 'gpuload[dali-cu13]'", ""),
         (partial(check_dali, NEITHER, None, torch_cuda="12.6"), "not needed", "pip install 'gpuload[dali-cu12]'", ""),
         (partial(check_dali, CODEC_CU12, None, torch_cuda=None), "not needed", "pip install 'gpuload[dali-cu12]'", ""),
-        (partial(check_dali, DALI_CU12, OK, torch_cuda="12.6"), "works",
+        (partial(check_dali, DALI_CU12, WORKING, torch_cuda="12.6"), "works",
          "2.4 for CUDA 12: the backend 'dali' can be used", ""),
-        (partial(check_dali, DALI_CU12 | {"nvImageCodec": {"cu12": "0.9"}}, OK, torch_cuda=None), "works",
+        (partial(check_dali, DALI_CU12 | {"nvImageCodec": {"cu12": "0.9"}}, WORKING, torch_cuda=None), "works",
          "the backend 'dali' can be used", ""),
-        (partial(check_dali, DALI_CU12, OK, torch_cuda="13.0"), "improve",
+        (partial(check_dali, DALI_CU12, WORKING, torch_cuda="13.0"), "improve",
          "2.4 for CUDA 12, but torch is built for CUDA 13.0",
          "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"),
-        (partial(check_dali, DALI_CU12 | {"nvImageCodec": {"cu13": "0.9"}}, OK, torch_cuda=None), "improve",
+        (partial(check_dali, DALI_CU12 | {"nvImageCodec": {"cu13": "0.9"}}, WORKING, torch_cuda=None), "improve",
          "2.4 for CUDA 12, but nvImageCodec is for CUDA 13; both need the same CUDA version",
          "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu13]'"),
-        (partial(check_dali, DALI_CU12, BAD, torch_cuda="12.6"), "broken", f"2.4 for CUDA 12: {BAD['why']}",
+        (partial(check_dali, DALI_CU12, FAILED, torch_cuda="12.6"), "broken", f"2.4 for CUDA 12: {FAILED['why']}",
          "pip uninstall -y nvidia-dali-cuda120 && pip install 'gpuload[dali-cu12]'"),
-        (partial(check_dali, DALIS, OK, torch_cuda="12.6"), "broken", "are both installed",
+        (partial(check_dali, DALIS, WORKING, torch_cuda="12.6"), "broken", "are both installed",
          "pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130 && pip install 'gpuload[dali-cu12]'"),
-        (partial(doctor.check_decoder, "Pillow", "13.0", OK, "decodes PNG"), "works", "13.0: decodes PNG", ""),
-        (partial(doctor.check_decoder, "simplejpeg", "1.9.0", BAD, "decodes"), "broken", f"1.9.0: {BAD['why']}",
+        (partial(doctor.check_decoder, "Pillow", "13.0", WORKING, "decodes PNG"), "works", "13.0: decodes PNG", ""),
+        (partial(doctor.check_decoder, "simplejpeg", "1.9.0", FAILED, "decodes"), "broken", f"1.9.0: {FAILED['why']}",
          "pip install --force-reinstall simplejpeg"),
-        (partial(doctor.check_decoder, "simplejpeg", None, BAD, "decodes"), "broken",
+        (partial(doctor.check_decoder, "simplejpeg", None, FAILED, "decodes"), "broken",
          "not installed, although gpuload depends on it", "pip install --force-reinstall simplejpeg"),
         (partial(doctor.check_extras, TWO_EXTRAS, jpegtran=True), "works",
          "installed: lmdb; not installed: ray; install one with pip install 'gpuload[NAME]'", ""),
         (partial(doctor.check_extras, {"lmdb": True}, jpegtran=False), "works",
          "installed: lmdb; to use pack --cuttable on progressive JPEGs: apt-get install libjpeg-turbo-progs", ""),
         (partial(doctor.check_extras, {"lmdb": False}, jpegtran=True), "not needed", "installed: none; ", ""),
-        (partial(doctor.check_workers, 7, BAD), "broken", BAD["why"],
+        (partial(doctor.check_workers, 7, FAILED), "broken", FAILED["why"],
          "until this is fixed, use num_workers=0; the default here is 7"),
         (partial(doctor.check_regions, {"ok": False, "why": "the process crashed (SIGSEGV)"}), "not needed",
          "(SIGSEGV). On a GPU, Decode(where=", ""),
@@ -372,30 +369,32 @@ def test_examine_checks_this_machine_and_reports_progress(monkeypatch: pytest.Mo
     findings = doctor.examine(lambda done, total: progress.append((done, total)))
     by_name = {finding.name: finding for finding in findings}
     assert len(by_name) == len(findings) == 16
-    assert progress[0][0] == 0
-    assert progress[-1][0] == progress[-1][1]
+    (first_done, _), *_, (last_done, total) = progress
+    assert first_done == 0
+    assert last_done == total
     assert by_name["workers"].state == "works", by_name["workers"]
     assert by_name["workers"].details.startswith("a worker started and delivered a batch in ")
     assert by_name["torch"].details.startswith(metadata.version("torch"))
     assert {by_name[name].state for name in ("simplejpeg", "Pillow")} == {"works"}
 
 
-def make_trials(**others: Any) -> dict[str, Any]:
-    working = dict.fromkeys(("simplejpeg", "Pillow", "page-locked memory"), OK)
-    return {"torch": torch_trial("13.0"), "workers": {**OK, "seconds": 0.5}, **working, **others}
+def make_trials(**further: Any) -> dict[str, Any]:
+    working = dict.fromkeys(("simplejpeg", "Pillow", "page-locked memory"), WORKING)
+    return {"torch": torch_trial("13.0"), "workers": {**WORKING, "seconds": 0.5}, **working, **further}
 
 
 def test_build_findings_without_nvimagecodec_suggests_it(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = (*doctor.NVIDIA["nvImageCodec"].values(), *SLOW_PACKAGES)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
-    findings = doctor.build_findings(make_trials())[9:]
+    findings = doctor.build_findings(make_trials())[9:]  # those of the decoders and packages
     text = "Everything required works. For more throughput, start with nvImageCodec: not installed"
     assert summary(findings).startswith(text)
-    assert findings[0].fix == "pip install 'gpuload[cu13]'"
-    assert findings[1].details == "1.0: decodes all JPEGs here"
+    codec, simplejpeg, *_ = findings
+    assert codec.fix == "pip install 'gpuload[cu13]'"
+    assert simplejpeg.details == "1.0: decodes all JPEGs here"
 
 
 def test_build_findings_with_nvimagecodec_for_another_cuda_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
-    findings = doctor.build_findings(make_trials(nvImageCodec=OK))[9:]
-    assert findings[0].details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")
+    codec = doctor.build_findings(make_trials(nvImageCodec=WORKING))[9]
+    assert codec.details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

@@ -18,10 +18,10 @@ from_skimage = lacking.needs("skimage")
 
 def test_make_picture_depends_only_on_the_number() -> None:
     photograph = Image.fromarray(smooth_image(480, 640, 0))
-    first, again, other = (make_picture(photograph, number) for number in (7, 7, 8))
-    assert first == again
-    assert first != other
-    assert Image.open(io.BytesIO(first)).size in {(500, 375), (500, 333), (375, 500), (400, 400)}
+    picture, same_picture, next_picture = (make_picture(photograph, number) for number in (7, 7, 8))
+    assert picture == same_picture
+    assert picture != next_picture
+    assert Image.open(io.BytesIO(picture)).size in {(500, 375), (500, 333), (375, 500), (400, 400)}
 
 
 @pytest.mark.slow

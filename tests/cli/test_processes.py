@@ -11,7 +11,7 @@ from helpers import lacking
 
 from gpuload.cli.processes import cpu_seconds, tree
 
-pytestmark = lacking.mark("Linux", sys.platform != "linux")
+pytestmark = lacking.mark_missing("Linux", sys.platform != "linux")
 
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\n"
 
@@ -28,7 +28,7 @@ def test_tree_and_cpu_seconds_include_a_live_and_an_ended_grandchild() -> None:
         assert pids[0] == os.getpid()
         assert process.pid in pids
         assert len(tree(process.pid)) == 2
-        assert cpu_seconds(process.pid) >= 0.28
+        assert cpu_seconds(process.pid) >= 0.28  # of the 0.3 s that the grandchild used, which clock ticks may shorten
         assert cpu_seconds(os.getpid()) - before >= 0.28
         process.communicate(b"")
     assert tree(os.getpid()).count(process.pid) == 0

@@ -11,7 +11,7 @@ import torch
 from gpuload import transforms as T
 from gpuload.cli.source import default_recipe, load_recipe
 
-FILE = """
+RECIPE_FILE = """
 import torch
 from gpuload import transforms as T
 from its_neighbour import SIZE
@@ -35,7 +35,7 @@ def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "its_neighbour.py").write_text("SIZE = 32\n")
     (tmp_path / "random.py").write_text("raise RuntimeError('this is not the standard library')\n")
     path = tmp_path / "recipe.py"
-    path.write_text(FILE)
+    path.write_text(RECIPE_FILE)
     return path
 
 
@@ -50,7 +50,7 @@ def test_load_recipe_accepts_a_list_a_compose_and_a_chain(recipe_file: Path) -> 
 
 
 def test_load_recipe_keeps_lambdas(recipe_file: Path) -> None:
-    recipe_file.write_text(FILE + "double = [*train, T.Lambda(lambda images: images * 2)]\n")
+    recipe_file.write_text(RECIPE_FILE + "double = [*train, T.Lambda(lambda images: images * 2)]\n")
     recipe = load_recipe(f"{recipe_file}:double")
     assert [type(step) for step in recipe] == [T.RandomResizedCrop, T.Normalize, T.Lambda]
     assert T.Chain(recipe).modules == (recipe[2].fn,)

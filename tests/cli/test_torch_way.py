@@ -44,14 +44,14 @@ def test_augment_equals_torchvision(flip: bool) -> None:
     from torchvision.transforms.v2 import functional
 
     pixels = simplejpeg.decode_jpeg(jpeg_bytes(smooth_image(90, 120, 3)))
-    ours = augment(pixels, (11, 7, 101, 80), flip)
-    theirs = functional.resized_crop(
+    image = augment(pixels, (11, 7, 101, 80), flip)
+    expected = functional.resized_crop(
         torch.from_numpy(pixels).permute(2, 0, 1), 7, 11, 73, 90, [224, 224], antialias=True
     )
     if flip:
-        theirs = functional.horizontal_flip(theirs)
-    theirs = functional.normalize(functional.to_dtype(theirs, torch.float32, scale=True), list(MEAN), list(STD))
-    torch.testing.assert_close(ours, theirs)
+        expected = functional.horizontal_flip(expected)
+    expected = functional.normalize(functional.to_dtype(expected, torch.float32, scale=True), list(MEAN), list(STD))
+    torch.testing.assert_close(image, expected)
 
 
 @pytest.mark.parametrize(("width", "height", "box"), [(1000, 10, (493, 0, 506, 10)), (9, 900, (0, 444, 9, 456))])

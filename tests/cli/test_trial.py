@@ -80,8 +80,8 @@ def test_trial_that_hangs_ends_at_the_timeout(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.processes
 def test_trial_whose_process_cannot_start_reports_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
-    why = try_in_process(["Pillow"])["Pillow"]["why"]
-    assert why.startswith("the process ended with status 1: ")
+    reason = try_in_process(["Pillow"])["Pillow"]["why"]
+    assert reason.startswith("the process ended with status 1: ")
 
 
 # -- regions -----------------------------------------------------------------------------------------------------------

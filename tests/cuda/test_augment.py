@@ -26,65 +26,65 @@ from gpuload import transforms as T
 pytestmark = pytest.mark.cuda
 
 BACKENDS = ["torch", "kornia", "fused"]
-HERE = torch.device("cuda", 0)
+CUDA_0 = torch.device("cuda", 0)
 CROPS = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), NORMALIZE]
-LONG = 20_000_000  # cycles, some ten milliseconds
-Kind = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the batch as samples, options
+SLEEP_CYCLES = 20_000_000  # about ten milliseconds
+Case = tuple[list[Any], Any, list[Any], dict[str, Any]]  # transforms, a batch, the batch as samples, options
 
 
 def clips() -> torch.Tensor:
     return torch.stack([image_batch(2, seed=seed) for seed in range(6)])
 
 
-def images(transforms: list[Any], batch: Any, **options: Any) -> Kind:
+def make_case(transforms: list[Any], batch: Any, **options: Any) -> Case:
     return transforms, batch, [image_sample(image) for image in batch], options
 
 
-def with_others(transforms: list[Any], batch: Any, targets: Any, **options: Any) -> Kind:
+def with_targets(transforms: list[Any], batch: Any, targets: Any, **options: Any) -> Case:
     samples = [(image_sample(image), target) for image, target in zip(batch, targets, strict=True)]
     return transforms, (batch, targets), samples, options
 
 
-def cameras() -> Kind:
+def cameras_case() -> Case:
     top, wrist = image_batch(seed=1), image_batch(6, (30, 44), seed=2)
     samples = [{"top": image_sample(a), "wrist": image_sample(b)} for a, b in zip(top, wrist, strict=True)]
     return CLASSIC, {"top": top, "wrist": wrist}, samples, {}
 
 
-def segmented(**options: Any) -> Kind:
+def segmentation_case(**options: Any) -> Case:
     batch = ragged_images()
-    return with_others(
+    return with_targets(
         [T.RandomShortestSize([20, 26]), NORMALIZE], batch, [gl.Mask(image[0]) for image in batch], **options
     )
 
 
-def detected() -> Kind:
+def detection_case() -> Case:
     targets = []
     for row in range(6):
-        boxes = np.array([[at, at, at + 30, at + 20] for at in range(1 + row % 3)], np.float32)
+        boxes = np.array([[corner, corner, corner + 30, corner + 20] for corner in range(1 + row % 3)], np.float32)
         masks = gl.Mask(image_batch(len(boxes), channels=1, seed=row)[:, 0] // 128)
         targets.append({"boxes": gl.Boxes(boxes), "labels": torch.arange(len(boxes)), "masks": masks})
     transforms = [T.RandomIoUCrop(), T.Resize((24, 24)), T.SanitizeBoundingBoxes(), NORMALIZE]
-    return with_others(transforms, image_batch(), targets)
+    return with_targets(transforms, image_batch(), targets)
 
 
-KINDS = {
-    "classic": lambda: images(CLASSIC, image_batch()),
-    "geometry": lambda: images(GEOMETRY, image_batch()),
-    "floats": lambda: images(CROPS, image_batch() / 255),
-    "list": lambda: images(CLASSIC, ragged_images()),
-    "clips": lambda: images(CLASSIC, clips(), dtype="float16", memory_format="channels_last"),
-    "cameras": cameras,
-    "masks": lambda: with_others(CROPS, image_batch(), [gl.Mask(image[0] // 32) for image in image_batch()]),
-    "masks, padded": lambda: segmented(ragged="pad", pad_to=16),
-    "masks, lists": lambda: segmented(ragged="list"),
-    "boxes": detected,
-    "mixed": lambda: with_others([*CROPS, T.MixUp(num_classes=3)], image_batch(), torch.tensor([0, 1, 2, 0, 1, 2])),
-    "erased": lambda: images([*CROPS, T.RandomErasing(0.8, value="random")], image_batch()),
+CASES = {
+    "classic": lambda: make_case(CLASSIC, image_batch()),
+    "geometry": lambda: make_case(GEOMETRY, image_batch()),
+    "floats": lambda: make_case(CROPS, image_batch() / 255),
+    "list": lambda: make_case(CLASSIC, ragged_images()),
+    "clips": lambda: make_case(CLASSIC, clips(), dtype="float16", memory_format="channels_last"),
+    "cameras": cameras_case,
+    "masks": lambda: with_targets(CROPS, image_batch(), [gl.Mask(image[0] // 32) for image in image_batch()]),
+    "masks, padded": lambda: segmentation_case(ragged="pad", pad_to=16),
+    "masks, lists": lambda: segmentation_case(ragged="list"),
+    "boxes": detection_case,
+    "mixed": lambda: with_targets([*CROPS, T.MixUp(num_classes=3)], image_batch(), torch.tensor([0, 1, 2, 0, 1, 2])),
+    "erased": lambda: make_case([*CROPS, T.RandomErasing(0.8, value="random")], image_batch()),
 }
 
 
-def moved(batch: Any, device: Any = HERE) -> Any:
+def move_batch(batch: Any, device: Any = CUDA_0) -> Any:
     """Move the images, masks and labels of a batch to the device; boxes stay on the CPU."""
 
     def move(leaf: Any) -> Any:
@@ -100,7 +100,7 @@ def on_host(batch: Any) -> Any:
 
 
 def read_late(batch: torch.Tensor) -> torch.Tensor:
-    torch.cuda._sleep(LONG)
+    torch.cuda._sleep(SLEEP_CYCLES)
     return batch.clone()
 
 
@@ -108,14 +108,14 @@ def read_late(batch: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_augment_on_a_gpu_gives_the_bits_of_a_loaders_batch(kind, backend):
-    transforms, batch, samples, options = KINDS[kind]()
+@pytest.mark.parametrize("kind", CASES)
+def test_augment_on_a_gpu_equals_a_loaders_batch_bit_for_bit(kind, backend):
+    transforms, batch, samples, options = CASES[kind]()
     options["backend"] = backend
     with gl.Loader(samples, 6, transforms=transforms, num_workers=0, device="cuda", seed=7, **options) as loader:
         expected = next(iter(loader))
-    augmented = gl.Augment(transforms, seed=7, **options)(moved(batch))
-    assert {leaf.device for leaf in tree_leaves(augmented) if isinstance(leaf, torch.Tensor)} == {HERE}
+    augmented = gl.Augment(transforms, seed=7, **options)(move_batch(batch))
+    assert {leaf.device for leaf in tree_leaves(augmented) if isinstance(leaf, torch.Tensor)} == {CUDA_0}
     expected = on_host(expected)
     assert_equal_batches(on_host(augmented), tuple(expected) if isinstance(augmented, tuple) else expected)
 
@@ -124,10 +124,10 @@ def test_augment_on_a_gpu_gives_the_bits_of_a_loaders_batch(kind, backend):
 @pytest.mark.parametrize("locked", [False, True])
 def test_augment_with_device_cuda_moves_cpu_batches_to_the_device(backend, locked):
     batch = image_batch()
-    expected = gl.Augment(CLASSIC, backend=backend)(batch.to(HERE))
+    expected = gl.Augment(CLASSIC, backend=backend)(batch.to(CUDA_0))
     augment = gl.Augment(CLASSIC, backend=backend, device="cuda")
     augmented = augment({"images": batch.pin_memory() if locked else batch, "name": "x"})
-    assert augmented["images"].device == HERE
+    assert augmented["images"].device == CUDA_0
     assert augmented["name"] == "x"
     assert_equal_batches(augmented["images"].cpu(), expected.cpu())
 
@@ -135,12 +135,12 @@ def test_augment_with_device_cuda_moves_cpu_batches_to_the_device(backend, locke
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ["channels_last", "sliced", "every second", "H×W×C"])
 def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
-    batch = image_batch().to(HERE)
-    padded = torch.zeros(6, 3, 50, 140, dtype=torch.uint8, device=HERE)
+    batch = image_batch().to(CUDA_0)
+    padded = torch.zeros(6, 3, 50, 140, dtype=torch.uint8, device=CUDA_0)
     padded[:, :, 3:43, 5:61] = batch
-    spread = torch.zeros(6, 3, 40, 112, dtype=torch.uint8, device=HERE)
+    spread = torch.zeros(6, 3, 40, 112, dtype=torch.uint8, device=CUDA_0)
     spread[..., ::2] = batch
-    ways = {
+    batches_by_layout = {
         "channels_last": batch.to(memory_format=torch.channels_last),
         "sliced": padded[:, :, 3:43, 5:61],
         "every second": spread[..., ::2],
@@ -148,7 +148,7 @@ def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
     }
     augment = gl.Augment(CLASSIC, backend=backend)
     expected = augment(batch, positions=range(6))
-    assert_equal_batches(augment(ways[layout], positions=range(6)).cpu(), expected.cpu())
+    assert_equal_batches(augment(batches_by_layout[layout], positions=range(6)).cpu(), expected.cpu())
 
 
 # -- streams, waits and memory -----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_augment_gives_the_same_batch_for_images_of_any_layout(backend, layout):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_augment_works_on_the_current_stream(backend):
     """The batch is computed late and read late on that stream, without an event."""
-    batch, augment = image_batch().to(HERE), gl.Augment(CLASSIC, backend=backend)
+    batch, augment = image_batch().to(CUDA_0), gl.Augment(CLASSIC, backend=backend)
     expected = [augment(batch, positions=range(position, position + 6)).cpu() for position in range(2)]
     stream, augmented = torch.cuda.Stream(), []
     stream.wait_stream(torch.cuda.current_stream())
@@ -173,10 +173,10 @@ def test_augment_works_on_the_current_stream(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 def test_no_batch_of_augment_waits_for_the_device(kind, backend):
-    transforms, batch, _, options = KINDS[kind]()
-    augment, batch = gl.Augment(transforms, backend=backend, **options), moved(batch)
+    transforms, batch, _, options = CASES[kind]()
+    augment, batch = gl.Augment(transforms, backend=backend, **options), move_batch(batch)
     augment(batch)  # creates the stage
     torch.cuda.synchronize()
     try:
@@ -193,7 +193,7 @@ def test_augment_does_not_wait_for_copies_of_page_locked_memory():
     locked = batch.pin_memory()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        torch.cuda._sleep(LONG)
+        torch.cuda._sleep(SLEEP_CYCLES)
         augmented = augment(locked, positions=range(6))
         del locked  # its memory must not be reused while it is read
         other_batch = torch.full_like(batch, 9).pin_memory()
@@ -204,12 +204,12 @@ def test_augment_does_not_wait_for_copies_of_page_locked_memory():
 
 
 def test_augmenting_many_batches_leaves_no_memory_on_the_device():
-    augment, batch, used = gl.Augment(CLASSIC), image_batch(2).to(HERE), []
+    augment, batch, allocated_bytes = gl.Augment(CLASSIC), image_batch(2).to(CUDA_0), []
     for _ in range(6):
         augment(batch)
         torch.cuda.synchronize()
-        used.append(torch.cuda.memory_allocated())
-    assert used[-1] == used[1]
+        allocated_bytes.append(torch.cuda.memory_allocated())
+    assert allocated_bytes[-1] == allocated_bytes[1]  # the first batch also allocates the stage's memory
 
 
 def test_augment_works_on_two_devices_in_turn():
@@ -222,7 +222,7 @@ def test_augment_works_on_two_devices_in_turn():
         return images
 
     batch, augment = image_batch(), gl.Augment([*CLASSIC, T.Lambda(note_device)])
-    expected = augment(batch.to(HERE), positions=range(6)).cpu()
+    expected = augment(batch.to(CUDA_0), positions=range(6)).cpu()
     for index in (1, 0, 1, 0):
         augmented = augment(batch.to(torch.device("cuda", index)), positions=range(6))
         assert augmented.device.index == index
@@ -237,7 +237,7 @@ def test_plan_of_augment_compiles_the_stage_that_batches_need():
     plan = augment.plan()
     augment(image_batch())
     assert augment.plan() == plan
-    assert list(augment._compiled) == [HERE]
+    assert list(augment._compiled) == [CUDA_0]
 
 
 # -- in a network ------------------------------------------------------------------------------------------------------
@@ -250,16 +250,16 @@ def test_augment_in_a_network_on_the_device_keeps_its_device_and_position():
     network(batch)
     assert network(batch).device.type == "cpu"
     state = network.state_dict()
-    expected = network(batch.to(HERE)).cpu()
+    expected = network(batch.to(CUDA_0)).cpu()
     resumed = torch.nn.Sequential(gl.Augment(CLASSIC), torch.nn.Flatten()).to("cuda")
-    resumed.load_state_dict(tree_map(lambda leaf: leaf.to(HERE), dict(state)))  # as map_location="cuda" makes it
+    resumed.load_state_dict(tree_map(lambda leaf: leaf.to(CUDA_0), dict(state)))  # as map_location="cuda" makes it
     with pytest.warns(RuntimeWarning, match="the state was saved with the backend 'torch', but"):
-        images = resumed(batch.to(HERE))
+        images = resumed(batch.to(CUDA_0))
     assert_equal_batches(images.cpu(), expected)
 
 
 def test_network_after_augment_is_trained_and_autocast_does_not_change_augment():
-    batch, augment = image_batch().to(HERE), gl.Augment(CLASSIC)
+    batch, augment = image_batch().to(CUDA_0), gl.Augment(CLASSIC)
     expected = augment(batch, positions=range(6))
     convolution = torch.nn.Conv2d(3, 2, 3).to("cuda")
     with torch.autocast("cuda", torch.bfloat16):
@@ -274,27 +274,27 @@ def test_network_after_augment_is_trained_and_autocast_does_not_change_augment()
 
 
 def test_augment_does_not_check_the_range_of_floats_on_the_device():
-    beyond = torch.full((4, 3, 30, 30), 255.0)
+    out_of_range = torch.full((4, 3, 30, 30), 255.0)
     with pytest.raises(ValueError, match="contains floats from 255 to 255"):
-        gl.Augment(CROPS, device="cuda")(beyond)
-    assert gl.Augment(CROPS)(beyond.to(HERE)).isfinite().all()
+        gl.Augment(CROPS, device="cuda")(out_of_range)
+    assert gl.Augment(CROPS)(out_of_range.to(CUDA_0)).isfinite().all()
 
 
 @pytest.mark.parametrize("target", ["boxes", "keypoints"])
 def test_boxes_and_keypoints_on_the_device_raise(target):
-    with pytest.raises(
-        ValueError, match=re.escape("takes numbers on the CPU, where they are transformed, got a tensor on cuda:0")
-    ):
-        gl.Boxes(torch.zeros(1, 4, device=HERE)) if target == "boxes" else gl.Keypoints(torch.zeros(1, 2, device=HERE))
+    text = "takes numbers on the CPU, where they are transformed, got a tensor on cuda:0"
+    make, columns = (gl.Boxes, 4) if target == "boxes" else (gl.Keypoints, 2)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(torch.zeros(1, columns, device=CUDA_0))
 
 
 def test_positions_on_the_device_raise():
     with pytest.raises(ValueError, match="positions are on cuda:0; pass them on the CPU, to avoid waiting"):
-        gl.Augment(CROPS)(image_batch().to(HERE), positions=torch.arange(6, device=HERE))
+        gl.Augment(CROPS)(image_batch().to(CUDA_0), positions=torch.arange(6, device=CUDA_0))
 
 
 @pytest.mark.parametrize(
-    ("device", "batch", "message"),
+    ("device", "devices", "message"),
     [
         ("cpu", ["cuda:0"], "Augment works on cpu; move images and masks to one device, and pass"),
         ("cuda:0", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda:0"),
@@ -304,10 +304,10 @@ def test_positions_on_the_device_raise():
         (None, ["cuda:0", "cpu"], "batch[1] is on cpu, but batch[0] is on cuda:0"),
     ],
 )  # fmt: skip
-def test_images_on_another_device_than_augment_raise(device, batch, message):
-    if "cuda:1" in batch and torch.cuda.device_count() < 2:
+def test_images_on_another_device_than_augment_raise(device, devices, message):
+    if "cuda:1" in devices and torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
-    images = tuple(image_batch().to(place) for place in batch)
+    images = tuple(image_batch().to(device_of_images) for device_of_images in devices)
     with pytest.raises(ValueError, match=re.escape(message)):
         gl.Augment(CROPS, device=device)(*images)
 
@@ -315,4 +315,4 @@ def test_images_on_another_device_than_augment_raise(device, batch, message):
 def test_mask_on_the_device_with_images_on_the_cpu_raises():
     batch = image_batch()
     with pytest.raises(ValueError, match=re.escape("batch[1] is on cuda:0, but batch[0] is on cpu")):
-        gl.Augment(CROPS)(batch, gl.Mask(batch[:, 0].to(HERE)))
+        gl.Augment(CROPS)(batch, gl.Mask(batch[:, 0].to(CUDA_0)))

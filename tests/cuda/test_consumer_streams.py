@@ -18,7 +18,7 @@ from gpuload import transforms as T
 pytestmark = pytest.mark.cuda
 
 RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.25,) * 3))
-LONG = 20_000_000  # cycles, some ten milliseconds
+SLEEP_CYCLES = 20_000_000  # about ten milliseconds
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def expected(loader) -> list[float]:
 
 
 def read_late(images: torch.Tensor) -> torch.Tensor:
-    torch.cuda._sleep(LONG)
+    torch.cuda._sleep(SLEEP_CYCLES)
     return images.double().sum()
 
 
@@ -112,40 +112,41 @@ def trained(batches, module: nn.Module, apply) -> list[float]:
         optimizer.zero_grad()
         loss = (apply(images) - 1).square().mean()
         loss.backward()
-        torch.cuda._sleep(LONG // 4)  # the step lasts longer than the loader needs for the batches after it
+        torch.cuda._sleep(SLEEP_CYCLES // 4)  # the step lasts longer than the loader needs for the batches after it
         optimizer.step()
         losses.append(loss.detach())
     return [float(loss) for loss in losses]
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_module_in_the_transforms_is_trained_as_in_the_loop(loader, autocast):
+def test_module_in_the_transforms_is_trained_like_one_in_the_loop(loader, autocast):
     """If weights change between forward and backward pass, autograd raises; stale weights give other losses."""
-    inside = network()
-    outside = copy.deepcopy(inside)
+    module_in_transforms = network()
+    module_in_loop = copy.deepcopy(module_in_transforms)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
-        expected = trained(loader, outside, outside)
-        with gl.Loader(Pictures(96), 8, transforms=[*RECIPE, inside], num_workers=2, device="cuda") as with_module:
-            losses = trained(with_module, inside, lambda images: images)
+        expected = trained(loader, module_in_loop, module_in_loop)
+        transforms = [*RECIPE, module_in_transforms]
+        with gl.Loader(Pictures(96), 8, transforms=transforms, num_workers=2, device="cuda") as loader_with_module:
+            losses = trained(loader_with_module, module_in_transforms, lambda images: images)
     assert losses == pytest.approx(expected, rel=1e-3)
     assert len(set(losses)) == len(losses)
 
 
 def test_module_in_the_transforms_sees_a_buffer_changed_in_place(loader):
     class Scale(nn.Module):
-        by: torch.Tensor
+        factor: torch.Tensor
 
         def __init__(self):
             super().__init__()
-            self.register_buffer("by", torch.ones((), device="cuda"))
+            self.register_buffer("factor", torch.ones((), device="cuda"))
 
         def forward(self, images):
-            return images * self.by
+            return images * self.factor
 
     scale, sums = Scale(), []
-    plain = [float(images.double().sum()) for images, _ in loader]
-    with gl.Loader(Pictures(96), 8, transforms=[*RECIPE, scale], num_workers=2, device="cuda") as scaled:
-        for images, _ in scaled:
+    unscaled_sums = [float(images.double().sum()) for images, _ in loader]
+    with gl.Loader(Pictures(96), 8, transforms=[*RECIPE, scale], num_workers=2, device="cuda") as loader_with_scale:
+        for images, _ in loader_with_scale:
             sums.append(read_late(images))
-            scale.by *= 2
-    assert [float(value) for value in sums] == [value * 2**step for step, value in enumerate(plain)]
+            scale.factor *= 2
+    assert [float(value) for value in sums] == [value * 2**step for step, value in enumerate(unscaled_sums)]

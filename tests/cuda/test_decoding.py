@@ -34,9 +34,10 @@ def test_batches_decoded_on_a_gpu_equal_those_of_the_cpu_within_a_mean_level():
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     options: dict[str, Any] = {"device": "cuda", "transforms": [T.RandomCrop(24)], "backend": "torch"}
     options["faults"] = gl.Faults(on_error="skip", max_error_rate=1.0)
-    expected, failed, _ = read_batches(files, **options)
-    decoded, failed_on_gpu, loader = read_batches(files, decode=DEVICE, **options)
-    assert [entry[:2] for entry in failed_on_gpu] == [entry[:2] for entry in failed]
+    expected, failures, _ = read_batches(files, **options)
+    decoded, failures_on_gpu, loader = read_batches(files, decode=DEVICE, **options)
+    positions_and_indices = [(position, index) for position, index, *_ in failures]
+    assert [(position, index) for position, index, *_ in failures_on_gpu] == positions_and_indices
     for (images, labels, positions), (expected_images, expected_labels, expected_positions) in zip(
         decoded, expected, strict=True
     ):

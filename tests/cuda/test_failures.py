@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
 
 
-class Large:
+class LargeImages:
     """Images so large that torch's allocator does not take their batches from larger blocks."""
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Large:
 
 
 @pytest.fixture
-def limited():
+def limit_memory():
     """Return a function that limits torch to a fraction of the device's memory."""
 
     def limit(fraction: float) -> None:
@@ -45,12 +45,12 @@ def limited():
     limit(1.0)
 
 
-def test_out_of_memory_is_the_error_of_its_batch_alone(limited):
+def test_out_of_memory_is_an_error_only_of_its_batch(limit_memory):
     options = {"transforms": [T.RandomHorizontalFlip()], "num_workers": 1, "device": "cuda", "backend": "torch"}
-    with gl.Loader(Large(), 64, **options) as loader:
+    with gl.Loader(LargeImages(), 64, **options) as loader:
         batches, levels, errors = iter(loader), [], 0
         levels.append(int(next(batches)[0, 0, 0, 0]))
-        limited(1e-6)
+        limit_memory(1e-6)  # the allocator gets no more memory
         while True:
             try:
                 levels.append(int(next(batches)[0, 0, 0, 0]))
@@ -58,7 +58,7 @@ def test_out_of_memory_is_the_error_of_its_batch_alone(limited):
                 break
             except torch.OutOfMemoryError:
                 errors += 1
-                limited(1.0)  # the later batches succeed
+                limit_memory(1.0)  # the later batches succeed
         assert errors >= 1
         assert len(levels) == 10 - errors
         assert levels == sorted(levels)
@@ -67,7 +67,7 @@ def test_out_of_memory_is_the_error_of_its_batch_alone(limited):
         assert not loader._session.ring._busy
 
 
-# Queues the operations of a program on fake devices, as those of a test (fakecuda/running.py).
+# Makes a program queue its operations on fake devices, like a test (fakecuda/running.py).
 BEGIN_FAKE_DEVICES = """
 from fakecuda.running import on_fake_devices
 
@@ -80,15 +80,11 @@ def run(program: str) -> str:
     program = textwrap.dedent(program)
     if lacking.IS_FAKE:
         program = BEGIN_FAKE_DEVICES + program
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=180,
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=180
     )
-    assert "closed" in done.stdout, done.stdout + done.stderr
-    return done.stdout
+    assert "closed" in result.stdout, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.processes

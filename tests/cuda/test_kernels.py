@@ -12,7 +12,7 @@ from helpers import lacking
 import gpuload as gl
 from gpuload import transforms as T
 
-pytestmark = [pytest.mark.cuda, lacking.mark("compiled kernels", os.environ.get("TRITON_INTERPRET") == "1")]
+pytestmark = [pytest.mark.cuda, lacking.mark_missing("compiled kernels", os.environ.get("TRITON_INTERPRET") == "1")]
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CHAINS = {

@@ -20,8 +20,8 @@ from gpuload.stage import device as devices
 pytestmark = pytest.mark.cuda
 
 
-class Where:
-    """Samples with the CPUs that their worker may use."""
+class AllowedCpus:
+    """A dataset of images, each with a mask of the CPUs that its worker may use."""
 
     def __len__(self) -> int:
         return 32
@@ -32,7 +32,7 @@ class Where:
         return np.full((64, 64, 3), index, np.uint8), allowed
 
 
-@lacking.on_a_gpu("a card in the system")
+@lacking.skip_on_fake_cuda("a PCI device in /sys")
 def test_pci_address_of_the_gpu_is_known_to_the_system():
     address = devices.pci_address(devices.current_device())
     assert address is not None
@@ -48,8 +48,8 @@ def test_workers_and_slots_are_on_the_numa_node_of_the_gpu():
     node, cpus = find_numa_node(address)
     if count_numa_nodes() < 2 or not find_placement(address, device=str(device), ranks=1).cpus_for(1):
         lacking.skip("a GPU near some CPUs")
-    with gl.Loader(Where(), 8, num_workers=1, device=device, transforms=[T.CenterCrop(32)]) as loader:
-        allowed = torch.cat([places for _, places in loader]).any(0)
+    with gl.Loader(AllowedCpus(), 8, num_workers=1, device=device, transforms=[T.CenterCrop(32)]) as loader:
+        allowed = torch.cat([cpu_masks for _, cpu_masks in loader]).any(0)
         usable = parse_cpu_list(cpus) & os.sched_getaffinity(0)
         assert set(allowed.nonzero().flatten().tolist()) == usable
         maps = Path("/proc/self/numa_maps").read_text().splitlines()
@@ -59,7 +59,7 @@ def test_workers_and_slots_are_on_the_numa_node_of_the_gpu():
                 for number, count in re.findall(r"N(\d+)=(\d+)", line):
                     pages[int(number)] = pages.get(int(number), 0) + int(count)
         assert pages.get(node, 0) > 0.9 * sum(pages.values()), pages
-        assert len(os.sched_getaffinity(0)) > len(usable)
+        assert len(os.sched_getaffinity(0)) > len(usable), "the main process must keep all of its CPUs"
 
 
 @pytest.mark.parametrize("transforms", [[], [T.RandomCrop(48), T.RandomHorizontalFlip()]], ids=["whole", "crops"])

@@ -17,21 +17,21 @@ from gpuload.stage import device as devices
 pytestmark = pytest.mark.cuda
 
 
-GROWTH, SMALL_RING = (10, 6 << 20) if lacking.IS_FAKE else (30, 24 << 20)
+PIXELS_PER_IMAGE, SMALL_RING_BYTES = (10, 6 << 20) if lacking.IS_FAKE else (30, 24 << 20)
 
 
-class Growing:
-    """Images of growing size."""
+class GrowingImages:
+    """A dataset of images, each `PIXELS_PER_IMAGE` higher and wider than the one before."""
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, index: int) -> np.ndarray:
-        side = 40 + GROWTH * index
+        side = 40 + PIXELS_PER_IMAGE * index
         return np.full((side, side, 3), index, np.uint8)
 
 
-def levels(dataset: Any, **options: Any) -> list[list[int]]:
+def load_levels(dataset: Any, **options: Any) -> list[list[int]]:
     options = {"transforms": [T.Resize((8, 8))], "num_workers": 1, "device": "cuda", "backend": "torch"} | options
     with gl.Loader(dataset, 4, **options) as loader:
         return [batch[:, 0, 0, 0].tolist() for batch in loader]
@@ -49,21 +49,21 @@ def test_slots_of_the_ring_are_page_locked():
         ring.release(slot)
 
 
-@pytest.mark.parametrize("ring_bytes", [2 << 30, SMALL_RING], ids=["roomy", "retiring"])
+@pytest.mark.parametrize("ring_bytes", [2 << 30, SMALL_RING_BYTES], ids=["roomy", "retiring"])
 def test_slots_that_grow_are_locked_again(ring_bytes):
     """Small slots are retired when the ring is full; their pages must be unlocked before they are freed."""
     options = {"num_workers": 1, "device": "cuda", "backend": "torch", "ring_bytes": ring_bytes, "chunk_size": 2}
-    with gl.Loader(Growing(), 4, transforms=[T.Resize((8, 8))], **options) as loader:
+    with gl.Loader(GrowingImages(), 4, transforms=[T.Resize((8, 8))], **options) as loader:
         assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER
         loader.set_epoch(0)
         assert [batch[:, 0, 0, 0].tolist() for batch in loader] == IN_ORDER
         ring = loader._session.ring
-        slots = [ring.acquire(1 << 20), ring.acquire(1 << 20)]
-        assert all(torch.from_numpy(ring.view(slot)).is_pinned() for slot in slots)
+        for slot in [ring.acquire(1 << 20), ring.acquire(1 << 20)]:
+            assert torch.from_numpy(ring.view(slot)).is_pinned()
 
 
-class Refusing:
-    """The real runtime, which after `allowed` locks is asked for more memory than it can lock."""
+class RefusingRuntime:
+    """The real runtime, from which each lock after `allowed` ones requests more memory than it can lock."""
 
     def __init__(self, allowed: int):
         self.allowed, self.refused = allowed, 0
@@ -82,17 +82,17 @@ class Refusing:
 
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_refused_page_lock_warns_and_batches_are_complete(monkeypatch, allowed):
-    runtime = Refusing(allowed)
+    runtime = RefusingRuntime(allowed)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
-        assert levels(Growing()) == IN_ORDER
+        assert load_levels(GrowingImages()) == IN_ORDER
     assert runtime.refused == 1
 
 
 def test_lock_clears_the_last_error_of_the_runtime_after_a_refusal(monkeypatch):
     device = devices.Accelerator(torch.device("cuda", 0))
     memory = np.zeros(1 << 16, np.uint8)
-    runtime = Refusing(0)
+    runtime = RefusingRuntime(0)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     assert device.lock(memory.ctypes.data, memory.nbytes) > 0
     for _ in range(2):

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.cuda
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE)
-SIZE, BATCH, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # where kernels are interpreted
+SIZE, BATCH_SIZE, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # where kernels are interpreted
 LARGE = (T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), NORMALIZE)
-BATCH_BYTES = BATCH * 3 * SIZE * SIZE * 4
+BATCH_BYTES = BATCH_SIZE * 3 * SIZE * SIZE * 4
 
 
 def stacked(samples):
@@ -83,14 +83,14 @@ def test_host_waits_for_a_slow_consumer():
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    "graphs", [False, pytest.param(True, marks=lacking.on_a_gpu("CUDA graphs"))], ids=["kernels", "graphs"]
+    "graphs", [False, pytest.param(True, marks=lacking.skip_on_fake_cuda("CUDA graphs"))], ids=["kernels", "graphs"]
 )
 def test_memory_stays_flat_for_a_loop_that_never_waits(graphs):
     """The limit is six batches: two that training still reads, the current one, two ahead, and one being freed. The
-    source pixels of small batches take as much as one more."""
+    source pixels of small batches take as much memory as a seventh."""
     options = {"transforms": LARGE, "num_workers": 2, "device": "cuda"}
-    with gl.Loader(Pictures(BATCH * STEPS), BATCH, **options) as loader:
-        static = torch.zeros(BATCH, 3, SIZE, SIZE, device="cuda")
+    with gl.Loader(Pictures(BATCH_SIZE * STEPS), BATCH_SIZE, **options) as loader:
+        static = torch.zeros(BATCH_SIZE, 3, SIZE, SIZE, device="cuda")
         total = torch.zeros((), device="cuda", dtype=torch.float64)
 
         def training_step() -> None:
@@ -117,7 +117,7 @@ def test_memory_stays_flat_for_a_loop_that_never_waits(graphs):
         assert float(total) > 0
 
 
-@lacking.on_a_gpu("CUDA graphs")
+@lacking.skip_on_fake_cuda("CUDA graphs")
 def test_training_step_in_a_cuda_graph_reads_each_batch():
     with gl.Loader(Pictures(96), 8, transforms=RECIPE, num_workers=2, device="cuda") as loader:
         expected = [float((images.double() * 2).sum()) for images, _ in loader]

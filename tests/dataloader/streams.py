@@ -18,12 +18,12 @@ def worker_share() -> tuple[int, int]:
 
 class Counting:
     """A stream of 0 … n−1 divided among workers, without state or length. The worker that reaches `kill_at` first
-    creates the file `mark` and kills itself."""
+    creates the file `marker` and kills itself."""
 
-    def __init__(self, samples: int = 10, kill_at: int = -1, mark: str = "") -> None:
+    def __init__(self, samples: int = 10, kill_at: int = -1, marker: str = "") -> None:
         self.samples = samples
         self.kill_at = kill_at
-        self.mark = mark
+        self.marker = marker
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = worker_share()
@@ -32,8 +32,8 @@ class Counting:
             yield number
 
     def kill_at_first_pass(self, number: int) -> None:
-        if number == self.kill_at and not os.path.exists(self.mark):
-            open(self.mark, "w").close()
+        if number == self.kill_at and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
             os.kill(os.getpid(), 9)
 
 
@@ -53,23 +53,23 @@ class Noisy(Counting):
 
 
 class StatefulStream(Counting):
-    """A stream with a state of its own."""
+    """A stream whose state is the count of the samples that it has yielded."""
 
-    at = 0
+    count = 0
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = worker_share()
-        while (number := worker + self.at * workers) < self.samples:
-            self.at += 1
+        while (number := worker + self.count * workers) < self.samples:
+            self.count += 1
             self.kill_at_first_pass(number)
             yield number, random.random()
-        self.at = 0
+        self.count = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
+        return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+        self.count = state["count"]
 
 
 class StatefulIterator:
@@ -79,23 +79,23 @@ class StatefulIterator:
         self.worker, self.workers = worker_share()
         self.samples = samples
         self.offset = random.random()
-        self.at = 0
+        self.count = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        number = self.worker + self.at * self.workers
+        number = self.worker + self.count * self.workers
         if number >= self.samples:
             raise StopIteration
-        self.at += 1
+        self.count += 1
         return number, random.random()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "offset": self.offset}
+        return {"count": self.count, "offset": self.offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.offset = state["at"], state["offset"]
+        self.count, self.offset = state["count"], state["offset"]
 
 
 class StreamWithStatefulIterator(Counting):
@@ -108,7 +108,7 @@ class StatefulStreamAndIterator(StatefulStream):
 
     def __iter__(self) -> Iterator[Any]:
         self.worker, self.workers = worker_share()
-        self.at = 0
+        self.count = 0
         return self
 
     __next__ = StatefulIterator.__next__

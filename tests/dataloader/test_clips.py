@@ -63,7 +63,7 @@ def test_all_frames_of_a_clip_get_the_draws_of_their_sample(form):
         torchvision()
     clip_batches = [images for images, _ in batches(FORMS[form])]
     if "list" in form:  # default_collate keeps the list
-        assert all(len(images) == FRAMES for images in clip_batches)
+        assert {len(images) for images in clip_batches} == {FRAMES}
         clip_batches = [torch.stack(images, 1) for images in clip_batches]
     for clip, expected in zip(clip_batches, frames_as_images(), strict=True):
         assert clip.shape == (3, FRAMES, 3, 12, 12)
@@ -71,7 +71,7 @@ def test_all_frames_of_a_clip_get_the_draws_of_their_sample(form):
 
 
 @pytest.mark.processes
-def test_clips_from_workers_equal_those_of_the_main_process():
+def test_clips_from_workers_equal_clips_from_the_main_process():
     for (clips, labels), expected in zip(batches(frames, num_workers=2, chunk_size=2), frames_as_images(), strict=True):
         assert torch.equal(clips, expected)
         assert labels.shape == (3,)
@@ -91,7 +91,7 @@ def test_multiview_of_clips_gives_a_list_of_clip_batches():
     assert (large.shape, small.shape) == ((3, FRAMES, 3, 12, 12), (3, FRAMES, 3, 8, 8))
     clip = frames(0)[:, None]
     windows = np.lib.stride_tricks.sliding_window_view(clip[:, 0], (8, 8), axis=(1, 2))
-    # The crop is one window, the same in all frames.
+    # Exactly one window of the clip equals the crop in all frames.
     assert (windows == small[0].numpy()[:, None, None]).all((0, 3, 4, 5)).sum() == 1
 
 
@@ -176,7 +176,8 @@ def test_clips_of_any_dtype_and_channels_equal_their_frames_as_images(dtype, cha
         return gl.Image(frames.astype(dtype)[number], layout="HWC")
 
     clips, _ = batches(frame, chain)[0]
-    images_by_frame = [batches(lambda i, number=number: frame(i, number), chain)[0][0] for number in range(FRAMES)]
+    first_batches = [batches(lambda i, number=number: frame(i, number), chain)[0] for number in range(FRAMES)]
+    images_by_frame = [images for images, _ in first_batches]
     assert clips.dtype == getattr(torch, dtype)
     assert torch.equal(clips, torch.stack(images_by_frame, 1))
 
@@ -184,7 +185,7 @@ def test_clips_of_any_dtype_and_channels_equal_their_frames_as_images(dtype, cha
 # -- UniformTemporalSubsample -----------------------------------------------------------------------------------------
 
 
-def test_evenly_spaced_frames_are_those_of_torchvision():
+def test_evenly_spaced_frames_equals_torchvisions_selection():
     for length in range(1, 70):
         for count in range(1, 40):
             expected = torch.linspace(0, length - 1, count).long()

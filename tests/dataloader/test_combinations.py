@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import threading
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import torch
 from dataloader.streams import worker_share
 from helpers.both_loaders import as_lists, cpu_loader, gpuload_batches
 from helpers.map_datasets import MapDataset
+from helpers.processes import is_alive
 from torch.utils.data import IterableDataset, RandomSampler
 
 import gpuload as gl
@@ -35,8 +34,8 @@ def image_array_number(index):
     return gl.Image(np.full((16, 16, 3), index, np.uint8)), np.full(1024, index, np.float32), index
 
 
-def fail_at(*bad, make=image_array_number):
-    """Return a dataset whose samples of these numbers raise."""
+def dataset_failing_at(*bad, make=image_array_number):
+    """Return a dataset of 24 samples, of which the samples in `bad` raise."""
 
     def make_or_fail(index):
         if index in bad:
@@ -50,7 +49,7 @@ def fail_at(*bad, make=image_array_number):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.utils.data.default_collate}, {"chunk_size": 3}])
 def test_samples_of_image_array_and_number_are_batched_together(workers, options):
-    batches = gpuload_batches(fail_at(), 8, num_workers=workers, **options)
+    batches = gpuload_batches(dataset_failing_at(), 8, num_workers=workers, **options)
     assert [numbers.tolist() for _, _, numbers in batches] == [list(range(start, start + 8)) for start in (0, 8, 16)]
     for images, arrays, numbers in batches:
         assert images.shape == (8, 3, 16, 16)
@@ -66,26 +65,26 @@ def test_samples_of_image_array_and_number_are_batched_together(workers, options
 def test_arrays_stay_with_their_images_when_samples_fail(workers, on_error):
     faults = gl.Faults(on_error=on_error, max_error_rate=1)
     with pytest.warns(RuntimeWarning, match="bad"):
-        batches = gpuload_batches(fail_at(2, 9, 10), 8, num_workers=workers, chunk_size=3, faults=faults)
+        batches = gpuload_batches(dataset_failing_at(2, 9, 10), 8, num_workers=workers, chunk_size=3, faults=faults)
     for images, arrays, numbers in batches:
         assert (images[:, 0, 0, 0] == numbers).all()
         assert (arrays[:, 5] == numbers).all()
 
 
-def changing(samples):
+def add_100(samples):
     for sample in samples:
         sample["x"] += 100
     return torch.stack([sample["x"] for sample in samples])
 
 
-def changing_unsendable(samples):
-    return changing(samples), threading.Lock()
+def add_100_unsendable(samples):
+    return add_100(samples), threading.Lock()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [MapDataset, Streamed])
-@pytest.mark.parametrize("collate_fn", [changing, changing_unsendable])
+@pytest.mark.parametrize("collate_fn", [add_100, add_100_unsendable])
 def test_collate_fn_that_modifies_its_samples_is_applied_once(workers, kind, collate_fn):
     dataset = kind(lambda index: {"x": torch.full((400_000,), index)}, 6)  # larger than a slot's first size
     batches = gpuload_batches(dataset, 2, num_workers=workers, collate_fn=collate_fn)
@@ -119,13 +118,13 @@ class RaisesStopIteration(torch.nn.Module):
 
 def test_stop_iteration_in_a_transform_raises_instead_of_ending_the_epoch():
     with pytest.raises(RuntimeError, match="making a batch raised StopIteration"):
-        gpuload_batches(fail_at(), 8, transforms=[RaisesStopIteration()])
+        gpuload_batches(dataset_failing_at(), 8, transforms=[RaisesStopIteration()])
 
 
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_batch_whose_only_sample_fails_is_dropped(batch_size):
     with pytest.warns(RuntimeWarning, match="bad"):
-        batches = gpuload_batches(fail_at(3, make=int), batch_size, sampler=range(6), on_error="skip")
+        batches = gpuload_batches(dataset_failing_at(3, make=int), batch_size, sampler=range(6), on_error="skip")
     assert [int(batch) for batch in batches] == [0, 1, 2, 4, 5]
 
 
@@ -152,7 +151,7 @@ def test_loader_in_a_cycle_with_its_collate_fn_is_collected_with_its_workers(wor
     del holder
     gc.collect()
     assert reference() is None
-    assert not any(Path(f"/proc/{pid}").exists() and os.kill(pid, 0) is None for pid in pids)
+    assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
@@ -160,18 +159,18 @@ def test_state_between_epochs_resumes_with_the_next_epoch_of_the_sampler():
         sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(1))
         return cpu_loader(MapDataset(int, 24), 8, sampler=sampler)
 
-    first = make()
-    list(first)
-    states = [first.state_dict()]
-    first.set_epoch(1)
-    states.append(first.state_dict())
-    batches = iter(first)
-    states.append(first.state_dict())
+    loader = make()
+    list(loader)
+    states = [loader.state_dict()]
+    loader.set_epoch(1)
+    states.append(loader.state_dict())
+    batches = iter(loader)
+    states.append(loader.state_dict())
     expected = as_lists(batches)
     for state in states:
-        second = make()
-        second.load_state_dict(json.loads(json.dumps(state)))
-        assert as_lists(second) == expected
+        resuming = make()
+        resuming.load_state_dict(json.loads(json.dumps(state)))
+        assert as_lists(resuming) == expected
 
 
 @pytest.mark.processes

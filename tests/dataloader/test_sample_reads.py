@@ -24,7 +24,7 @@ COUNT = 26
 
 
 class ReadLog:
-    """Part of a dataset that logs each read in a file, which processes share."""
+    """The part of a dataset that logs each read in a file, which processes share."""
 
     def __init__(self, make: Any, path: Path) -> None:
         self.make, self.path = make, str(path)
@@ -73,7 +73,8 @@ def image_and_array(index: int) -> Any:
     return gl.Image(np.full((300, 300, 3), index, np.uint8)), np.full((index % 3 + 1) * 60_000, index, np.float32)
 
 
-CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+# The dataset, the function that makes its samples, and options of the loader.
+SAMPLE_KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "images": (Mapped, photograph, {}),
     "crops of images": (Mapped, photograph, {"transforms": [T.RandomCrop(400)]}),
     "arrays": (Mapped, array, {}),
@@ -89,13 +90,13 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SAMPLE_KINDS)
 def test_each_sample_is_read_once_while_slot_sizes_are_unknown(name, workers, tmp_path, monkeypatch):
-    kind, make, options = CASES[name]
-    dataset, epochs = kind(make, tmp_path / "log"), []
+    dataset_class, make, options = SAMPLE_KINDS[name]
+    dataset, epochs = dataset_class(make, tmp_path / "log"), []
     enlarged = []
     monkeypatch.setattr(Feed, "_enlarge", lambda feed, part, need_bytes: enlarged.append(need_bytes))
-    shuffle = {} if kind is Streamed else {"shuffle": True}
+    shuffle = {} if dataset_class is Streamed else {"shuffle": True}
     for slot_size in (SlotSize, partial(SlotSize, guess_bytes=4 << 20)):
         monkeypatch.setattr(feed_module, "SlotSize", slot_size)
         with gl.Loader(dataset, 8, num_workers=workers, device="cpu", seed=3, **shuffle, **options) as loader:
@@ -106,16 +107,19 @@ def test_each_sample_is_read_once_while_slot_sizes_are_unknown(name, workers, tm
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Mapped, Streamed])
-def test_chunk_too_large_for_its_slot_and_for_memory_of_its_own_is_repeated(kind, workers, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dataset_class", [Mapped, Streamed])
+def test_chunk_too_large_for_its_slot_and_for_separate_memory_is_repeated(
+    dataset_class, workers, tmp_path, monkeypatch
+):
     enlarged, enlarge = [], Feed._enlarge
     monkeypatch.setattr(Feed, "_enlarge", lambda *args: enlarged.append(args) or enlarge(*args))
-    dataset = kind(array, tmp_path / "log")
+    dataset = dataset_class(array, tmp_path / "log")
     with gl.Loader(dataset, 8, num_workers=workers, device="cpu", chunk_size=4, ring_bytes=6 << 20) as loader:
         rows_by_label = {int(label): row for rows, labels in loader for row, label in zip(rows, labels, strict=True)}
     assert sorted(rows_by_label) == list(range(COUNT))
-    assert all((row == label).all() for label, row in rows_by_label.items())
-    assert enlarged
+    for label, row in rows_by_label.items():
+        assert (row == label).all(), label
+    assert enlarged, "no chunk was too large"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -134,4 +138,5 @@ def test_chunks_larger_than_their_slots_leave_no_descriptors_or_mappings(workers
                 pass
             counts.append(count())
     assert dataset.take_log() == sorted([*range(COUNT)] * 8)
-    assert counts == [(counts[0][0], 0)] * 8
+    (descriptor_count, _), *_ = counts
+    assert counts == [(descriptor_count, 0)] * 8

@@ -17,24 +17,25 @@ def two_draws(key):
     return [int(gl.sample_rng().integers(2**62)) for _ in range(2)]
 
 
-def numbers(**options) -> list[int]:
+def first_draws(**options) -> list[int]:
     batches = gpuload_batches(MapDataset(two_draws), **{"batch_size": 4, "collate_fn": list, **options})
     for batch in batches:
-        assert all(first == second for first, second in batch)  # each call returns a new generator
+        for first, second in batch:
+            assert first == second, "each call must return a new generator"
     return [first for batch in batches for first, _ in batch]
 
 
 @pytest.mark.processes
 def test_sample_rng_depends_only_on_seed_epoch_and_position():
-    expected = numbers(epochs=2)
+    expected = first_draws(epochs=2)
     assert len(set(expected)) == 20
-    assert numbers(batch_size=3, epochs=2) == expected
-    assert numbers(num_workers=2, chunk_size=1, epochs=2) == expected
-    assert not set(numbers(seed=1)) & set(expected)
+    assert first_draws(batch_size=3, epochs=2) == expected
+    assert first_draws(num_workers=2, chunk_size=1, epochs=2) == expected
+    assert not set(first_draws(seed=1)) & set(expected)
 
 
 def test_sample_rng_depends_on_the_position_not_the_key():
-    assert numbers(shuffle=True) == numbers(shuffle=False) == numbers(sampler=range(9, -1, -1))
+    assert first_draws(shuffle=True) == first_draws(shuffle=False) == first_draws(sampler=range(9, -1, -1))
 
 
 def test_sample_rng_differs_from_the_global_generators():
@@ -78,7 +79,7 @@ def test_sample_rng_outside_of_a_sample_raises():
 
 
 class SelfSeededTransform:
-    """A transform that draws from a generator created once, like those of Albumentations."""
+    """A transform that draws from a generator created once, as in Albumentations."""
 
     def __init__(self):
         self.generator = np.random.default_rng()

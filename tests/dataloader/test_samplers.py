@@ -25,11 +25,11 @@ import gpuload as gl
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def seeded(seed=5):
+def seeded_generator(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-class Numbers:
+class CountingSampler:
     """A sampler of fixed keys, which counts the keys that it `yielded`."""
 
     def __init__(self, *numbers):
@@ -49,15 +49,15 @@ SAMPLERS = {
     "a range": lambda: range(9, 0, -2),
     "an array": lambda: np.array([3, 1, 4, 1, 5]),
     "a tensor": lambda: torch.tensor([3, 1, 4, 1, 5]),
-    "an iterable without a length": lambda: Numbers(3, 1, 4, 1, 5),
+    "an iterable without a length": lambda: CountingSampler(3, 1, 4, 1, 5),
     "negative keys": lambda: [-1, -2],
     "an empty list": list,
     "sequential": lambda: SequentialSampler(range(10)),
-    "random": lambda: RandomSampler(range(10), generator=seeded()),
-    "random with replacement": lambda: RandomSampler(range(10), True, 25, generator=seeded()),
-    "random beyond the end": lambda: RandomSampler(range(10), num_samples=25, generator=seeded()),
-    "of a subset": lambda: SubsetRandomSampler([3, 1, 4], generator=seeded()),
-    "weighted": lambda: WeightedRandomSampler([0.1, 0.0, 5.0], 7, generator=seeded()),
+    "random": lambda: RandomSampler(range(10), generator=seeded_generator()),
+    "random with replacement": lambda: RandomSampler(range(10), True, 25, generator=seeded_generator()),
+    "random beyond the end": lambda: RandomSampler(range(10), num_samples=25, generator=seeded_generator()),
+    "of a subset": lambda: SubsetRandomSampler([3, 1, 4], generator=seeded_generator()),
+    "weighted": lambda: WeightedRandomSampler([0.1, 0.0, 5.0], 7, generator=seeded_generator()),
     "of one rank of three": lambda: DistributedSampler(range(10), 3, 1, shuffle=True, seed=4),
 }
 
@@ -81,7 +81,7 @@ def test_length_with_a_sampler_is_that_of_dataloader(name):
     else:
         with pytest.raises(TypeError):
             len(theirs)
-        with pytest.raises(TypeError, match="no length, since its sampler, a Numbers, has no length"):
+        with pytest.raises(TypeError, match="no length, since its sampler, a CountingSampler, has no length"):
             len(ours)
         with pytest.raises(TypeError, match="is unknown"):
             len(iter(ours))
@@ -118,7 +118,7 @@ def test_sampler_is_read_no_further_than_the_batches_in_progress():
         def __iter__(self):
             return itertools.count()
 
-    sampler = Numbers(*range(1000))
+    sampler = CountingSampler(*range(1000))
     with cpu_loader(MapDataset(samples=1000), 4, sampler=sampler, num_workers=1, prefetch_factor=2) as loader:
         next(iter(loader))
         assert sampler.yielded < 50
@@ -126,7 +126,7 @@ def test_sampler_is_read_no_further_than_the_batches_in_progress():
 
 
 def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
-    """The dataset and the training loop draw from the global generators in between."""
+    """The dataset and the training loop draw from the global generators while the sampler is read."""
 
     class RandomKeys:
         def __iter__(self):
@@ -139,18 +139,18 @@ def test_random_numbers_of_a_sampler_depend_only_on_seed_and_epoch():
 
     torch.manual_seed(77)
     options = {"sampler": RandomKeys(), "batch_size": 2}
-    first = as_lists(gpuload_batches(MapDataset(noisy), epochs=2, **options))
+    keys = as_lists(gpuload_batches(MapDataset(noisy), epochs=2, **options))
     torch.manual_seed(78)
     random.seed(1)
     with cpu_loader(MapDataset(noisy), **options) as loader:
-        second = []
+        keys_amid_draws = []
         for batch in itertools.chain(loader, loader):
-            second.append(batch.tolist())
+            keys_amid_draws.append(batch.tolist())
             random.random()
             torch.rand(())
-    assert second == first
-    assert first[:3] != first[3:]
-    assert as_lists(gpuload_batches(MapDataset(noisy), seed=1, **options)) != first[:3]
+    assert keys_amid_draws == keys
+    assert keys[:3] != keys[3:]
+    assert as_lists(gpuload_batches(MapDataset(noisy), seed=1, **options)) != keys[:3]
 
 
 # -- batch sampler ----------------------------------------------------------------------------------------------------
@@ -159,8 +159,8 @@ BATCH_SAMPLERS = {
     "lists": lambda: [[0, 1, 2], [5], [3, 3]],
     "rows of a tensor": lambda: torch.arange(6).view(3, 2),
     "arrays": lambda: [np.array([4, 2]), np.array([0])],
-    "tuples of a generator's": lambda: Numbers((1, 2), (3,)),
-    "torch's": lambda: BatchSampler(RandomSampler(range(10), generator=seeded()), 4, drop_last=False),
+    "tuples of a generator's": lambda: CountingSampler((1, 2), (3,)),
+    "torch's": lambda: BatchSampler(RandomSampler(range(10), generator=seeded_generator()), 4, drop_last=False),
     "torch's that drops the last batch": lambda: BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
 }
 
@@ -192,7 +192,7 @@ def test_batch_size_none_gives_single_samples(shuffle):
     options = {"batch_size": None, "shuffle": shuffle}
     assert len(cpu_loader(MapDataset(), **options)) == 10
     samples = gpuload_batches(MapDataset(), **options)
-    assert all(type(sample) is int for sample in samples)
+    assert {type(sample) for sample in samples} == {int}
     assert sorted(samples) == torch_batches(MapDataset(), None)
     assert (samples == sorted(samples)) is not shuffle
 
@@ -216,7 +216,7 @@ def test_batch_size_none_passes_one_sample_to_collate_fn():
 
 
 def test_generator_provides_its_initial_seed_and_is_not_advanced():
-    generator = seeded(11)
+    generator = seeded_generator(11)
     state = generator.get_state()
     with_generator = as_lists(gpuload_batches(MapDataset(), 10, shuffle=True, generator=generator, epochs=2))
     assert torch.equal(generator.get_state(), state)
@@ -235,14 +235,14 @@ def test_shuffled_order_does_not_depend_on_torchs_global_seed():
     assert (len(orders), len(torch_orders)) == (1, 4)
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_distributed_sampler_is_not_divided_among_ranks_again(batched):
+@pytest.mark.parametrize("has_batch_sampler", [False, True])
+def test_distributed_sampler_is_not_divided_among_ranks_again(has_batch_sampler):
     """Each rank's sampler selects its keys, whatever rank the loader has."""
     seen = []
     for rank in range(2):
         sampler = DistributedSampler(range(12), 2, rank, shuffle=True)
         batch_sampler = {"batch_sampler": BatchSampler(sampler, 3, False)}
-        options = batch_sampler if batched else {"sampler": sampler, "batch_size": 3}
+        options = batch_sampler if has_batch_sampler else {"sampler": sampler, "batch_size": 3}
         loader = cpu_loader(MapDataset(samples=12), rank=rank, world_size=2, info=True, **options)
         assert len(loader) == 2
         batches = list(loader)
@@ -267,19 +267,16 @@ def test_set_epoch_reaches_the_sampler():
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "dataloader_raises"),
-    [
-        ({"sampler": [1], "shuffle": True}, True),
-        ({"sampler": [1], "batch_sampler": [[1]]}, True),
-        ({"batch_sampler": [[1]], "batch_size": 2}, True),
-        ({"batch_sampler": [[1]], "shuffle": True}, True),
-        ({"batch_sampler": [[1]], "drop_last": True}, True),
-        ({"batch_size": None, "drop_last": True}, True),
-        ({"sampler": [1], "uneven": "drop"}, False),
-        ({"sampler": [1], "repeats": 2}, False),
-    ],
-)
+@pytest.mark.parametrize(("options", "dataloader_raises"), [
+    ({"sampler": [1], "shuffle": True}, True),
+    ({"sampler": [1], "batch_sampler": [[1]]}, True),
+    ({"batch_sampler": [[1]], "batch_size": 2}, True),
+    ({"batch_sampler": [[1]], "shuffle": True}, True),
+    ({"batch_sampler": [[1]], "drop_last": True}, True),
+    ({"batch_size": None, "drop_last": True}, True),
+    ({"sampler": [1], "uneven": "drop"}, False),
+    ({"sampler": [1], "repeats": 2}, False),
+])  # fmt: skip
 def test_mutually_exclusive_arguments_raise_as_in_dataloader(options, dataloader_raises):
     if dataloader_raises:
         with pytest.raises(ValueError, match=r"."):

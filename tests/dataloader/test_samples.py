@@ -121,7 +121,7 @@ def test_nested_tensors_arrive_from_workers_but_cannot_be_collated():
 
 
 @pytest.mark.processes
-def test_named_tuple_defined_in_a_class_body_is_one_class_from_all_workers(tmp_path, monkeypatch):
+def test_named_tuple_defined_in_a_class_body_has_one_class_from_all_workers(tmp_path, monkeypatch):
     """Each worker imports the module. DataLoader cannot pickle such a tuple."""
     (tmp_path / "named_tuple_module.py").write_text(
         "import collections, time\n"
@@ -198,7 +198,7 @@ def test_memmap_as_dataset_equals_dataloaders_batches(tmp_path):
     assert alike(gpuload_batches(rows, 4, num_workers=1), torch_batches(rows, 4))
 
 
-LEVELS = {
+UINT8_SAMPLES = {
     "H×W×C": lambda i: np.full((4, 5, 3), i, np.uint8),
     "H×W×1": lambda i: (torch.full((3, 64, 64), i / 2), np.full((64, 64, 1), i, np.uint8)),
     "a large array H×W×C": lambda i: (np.full((50, 60, 3), i, np.uint8), i),
@@ -210,16 +210,16 @@ LEVELS = {
 
 
 @pytest.mark.parametrize("transforms", [None, []])
-@pytest.mark.parametrize("kind", LEVELS)
-def test_plain_uint8_arrays_are_not_taken_for_images(kind, transforms):
+@pytest.mark.parametrize("kind", UINT8_SAMPLES)
+def test_plain_uint8_arrays_are_not_treated_as_images(kind, transforms):
     """H×W×C stays as it is: only `gpuload.Image` and types like it are images."""
-    dataset = MapDataset(LEVELS[kind], 5)
+    dataset = MapDataset(UINT8_SAMPLES[kind], 5)
     assert alike(gpuload_batches(dataset, 2, transforms=transforms), torch_batches(dataset, 2))
     assert alike(gpuload_batches(dataset, None, transforms=transforms), torch_batches(dataset, None))
 
 
 @pytest.mark.processes
-def test_instance_masks_of_torchvisions_detection_preset_are_not_taken_for_images():
+def test_instance_masks_of_torchvisions_detection_preset_are_not_treated_as_images():
     """The masks are uint8 tensors n×H×W, with n from 1 to 3, which could also be the channels of an image."""
 
     def make(index):
@@ -237,7 +237,7 @@ def test_instance_masks_of_torchvisions_detection_preset_are_not_taken_for_image
         gpuload_batches(MapDataset(make, 6), 3, collate_fn=zipped, transforms=[T.RandomHorizontalFlip()])
 
 
-def test_boxes_with_a_plain_array_raise_that_they_have_no_image():
+def test_boxes_with_a_plain_array_raise_because_they_have_no_image():
     dataset = MapDataset(lambda i: (np.zeros((4, 5, 3), np.uint8), gl.Boxes([[0, 0, 2, 2]])), 2)
     message = r"no image to which they belong: sample\[0\], uint8 array 4×5×3, counts as "
     with pytest.raises(gl.SampleError, match=message):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.both_loaders import gpuload_batches
 from helpers.map_datasets import MapDataset
-from helpers.warm_interpreters import TOO
+from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -24,7 +24,7 @@ LIMIT_S = 300
 pytestmark = pytest.mark.usefixtures("warm")
 
 PROGRAM = '''
-"""One of two ranks of a process group. Prints for each case the samples of a stream, warnings and the error."""
+"""One of two ranks of a process group. Prints the samples, the warnings and the error of each case as JSON."""
 import json, os, sys, warnings
 from itertools import islice
 
@@ -49,7 +49,7 @@ class AsksTorch(IterableDataset):
 
 
 class AsksGpuload:
-    """Not an IterableDataset of torch, whose import would take a worker longer than all else."""
+    """A stream that is not a torch IterableDataset, because importing torch would dominate a worker's start-up time."""
 
     def __iter__(self):
         info = gl.get_worker_info()
@@ -81,7 +81,7 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 
 
 def run(case, workers):
-    options = {"rank": 0, "world_size": 1} if case == "IgnoresRank, on purpose" else {}
+    options = {"rank": 0, "world_size": 1} if case == "IgnoresRank, world_size=1" else {}
     stream = globals()[case.split(",")[0]]()
     numbers, error = [], ""
     with warnings.catch_warnings(record=True) as caught:
@@ -103,19 +103,20 @@ dist.destroy_process_group()
 '''
 
 
-SHARED = [("AsksTorch", 1), ("AsksTorch", 0), ("AsksGpuload", 2), ("AsksGpuload", 0), ("AsksTheEnvironment", 1)]
-CASES = [*SHARED, ("IgnoresRank", 0), ("IgnoresRank", 1), ("IgnoresRank, on purpose", 0), ("Communicates", 1)]
+# Names of streams, of which the text before a comma is the class, and numbers of workers.
+DIVIDED_CASES = [("AsksTorch", 1), ("AsksTorch", 0), ("AsksGpuload", 2), ("AsksGpuload", 0), ("AsksTheEnvironment", 1)]
+CASES = [*DIVIDED_CASES, ("IgnoresRank", 0), ("IgnoresRank", 1), ("IgnoresRank, world_size=1", 0), ("Communicates", 1)]
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory, warm_popen):
+def results_by_case(tmp_path_factory, warm_popen):
     """Return what each of two ranks printed for each case. One process group runs all cases, since it starts slowly."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "program.py").write_text(PROGRAM)
     processes = [
         warm_popen(
             [sys.executable, str(folder / "program.py"), json.dumps(CASES), str(rank), str(folder / "store")],
-            env={**os.environ, "OMP_NUM_THREADS": "1", TOO: "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", WARM_CHILDREN_VARIABLE: "1"},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -131,33 +132,33 @@ def on_two_ranks(tmp_path_factory, warm_popen):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", SHARED, ids=str)
-def test_stream_that_asks_for_its_rank_is_divided_among_ranks(on_two_ranks, case):
-    results = on_two_ranks[case]
+@pytest.mark.parametrize("case", DIVIDED_CASES, ids=str)
+def test_stream_that_asks_for_its_rank_is_divided_among_ranks(results_by_case, case):
+    results = results_by_case[case]
     assert [result["warnings"] for result in results] == [[], []]
-    for half in (slice(20), slice(20, 40)):
-        first, second = (result["numbers"][half] for result in results)
-        assert sorted(first + second) == list(range(40))
+    for epoch in (slice(0, 20), slice(20, 40)):  # each rank gets 20 of the 40 samples in each of two epochs
+        numbers = [number for result in results for number in result["numbers"][epoch]]
+        assert sorted(numbers) == list(range(40))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ranks_with_equal_samples_warn_once(on_two_ranks, workers):
-    results = on_two_ranks["IgnoresRank", workers]
+def test_ranks_with_equal_samples_warn_once(results_by_case, workers):
+    results = results_by_case["IgnoresRank", workers]
     assert sorted(results[0]["numbers"]) == sorted(results[1]["numbers"]) == sorted([*range(40)] * 2)
-    [text] = results[0]["warnings"] + results[1]["warnings"]
+    [text] = [text for result in results for text in result["warnings"]]
     assert "of 2 yielded the same first 8 samples: each rank iterates over the entire dataset" in text
     assert "get `rank` and `world_size` from gpuload.get_worker_info()" in text
 
 
 @pytest.mark.processes
-def test_ranks_with_equal_samples_do_not_warn_if_world_size_is_1(on_two_ranks):
-    assert [result["warnings"] for result in on_two_ranks["IgnoresRank, on purpose", 0]] == [[], []]
+def test_ranks_with_equal_samples_do_not_warn_if_world_size_is_1(results_by_case):
+    assert [result["warnings"] for result in results_by_case["IgnoresRank, world_size=1", 0]] == [[], []]
 
 
 @pytest.mark.processes
-def test_worker_knows_its_process_group_but_cannot_communicate(on_two_ranks):
-    for result in on_two_ranks["Communicates", 1]:
+def test_worker_knows_its_process_group_but_cannot_communicate(results_by_case):
+    for result in results_by_case["Communicates", 1]:
         assert result["numbers"] == []
         assert result["error"].startswith(
             "RuntimeError: torch.distributed.barrier was called in a gpuload worker process"
@@ -188,19 +189,19 @@ def test_worker_seed_differs_between_epochs_ranks_workers_and_seeds():
 
     other_rank = seeds_of(rank=1)
     seeds = [seed for _, seed, _ in other_rank + seeds_of(rank=0, num_workers=2) + seeds_of(rank=0, seed=6)]
-    assert len(set(seeds)) == 8
-    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert len(set(seeds)) == 2 * (1 + 2 + 1)  # epochs × (a worker of rank 1, two of rank 0, one with another seed)
+    assert 0 <= min(seeds) <= max(seeds) < 2**32
     assert seeds_of(rank=1) == other_rank
 
 
 def test_seed_without_workers_differs_between_epochs():
-    first = gpuload_batches(Seeds(), None, epochs=3, collate_fn=tuple)
-    assert len({seed for _, seed, _ in first}) == 3
+    samples = gpuload_batches(Seeds(), None, epochs=3, collate_fn=tuple)
+    assert len({seed for _, seed, _ in samples}) == 3
 
 
 @pytest.mark.processes
 def test_worker_init_fn_and_dataset_see_the_seed_that_torch_has():
-    def check(worker):
+    def record_seed(worker):
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
@@ -221,10 +222,11 @@ def test_worker_init_fn_and_dataset_see_the_seed_that_torch_has():
     observed = []
     for rank in range(2):
         options = {"num_workers": 2, "rank": rank, "world_size": 2, "collate_fn": tuple, "chunk_size": 1}
-        batches = gpuload_batches(RecordsSeeds(), None, worker_init_fn=check, epochs=2, **options)
+        batches = gpuload_batches(RecordsSeeds(), None, worker_init_fn=record_seed, epochs=2, **options)
         observed += [(rank, number // 3, *batch) for number, batch in enumerate(batches)]  # three samples an epoch
     # Which worker reads which sample, and whether both read any, is left to chance.
-    assert all((seed_now == seed_at_start) == (epoch == 0) for _, epoch, _, seed_at_start, seed_now in observed)
+    for rank, epoch, worker, seed_at_start, seed_now in observed:
+        assert (seed_now == seed_at_start) == (epoch == 0), (rank, epoch, worker)
     assert len({seed_at_start for _, _, _, seed_at_start, _ in observed}) == len(
         {(rank, worker) for rank, _, worker, _, _ in observed}
     )
@@ -275,7 +277,7 @@ def test_datapipe_with_sharding_filter_warns_that_samples_repeat():
             batches = list(loader) + list(loader)
         assert len(caught) == 1
     assert sorted(torch.cat(batches).tolist()) == sorted([*range(8)] * 4)
-    assert len(gpuload_batches(pipe, 4)) == 2  # in one process there is nothing to divide
+    assert len(gpuload_batches(pipe, 4)) == 2  # does not warn in one process, which needs no division
 
 
 class TestRanksFromTheEnvironment:

@@ -1,4 +1,4 @@
-"""Resumption of iterable datasets: by the state of the dataset, by that of its iterator, or by skipping samples."""
+"""Resumption of iterable datasets: by the state of the dataset or of its iterator, or by skipping samples."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class TorchStreamAndIterator(StatefulStreamAndIterator, IterableDataset):
     """A dataset with `__next__`, which therefore must be an IterableDataset."""
 
 
+# By how the position in the stream is restored.
 STREAMS = {
     "by counting": lambda: Noisy(11),
     "by its own state": lambda: StatefulStream(11),
@@ -49,23 +50,23 @@ def stream_loader(dataset, batch_size=2, **options) -> gl.Loader:
     return gl.Loader(dataset, batch_size, **{"device": "cpu", "num_workers": 0, **options})
 
 
-def plain(batch):
+def to_python(batch):
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
-    return tuple(map(plain, batch)) if isinstance(batch, list | tuple) else batch
+    return tuple(map(to_python, batch)) if isinstance(batch, list | tuple) else batch
 
 
-def epoch(loader) -> list:
-    return [plain(batch) for batch in loader]
+def load_epoch(loader) -> list:
+    return [to_python(batch) for batch in loader]
 
 
 def read_and_save(loader, count):
-    """Return the first batches, also of following epochs, and the state after these, as JSON keeps it."""
+    """Return the next `count` batches, of as many epochs as needed, and the state after them, converted by JSON."""
     batches = chain(iter(loader), chain.from_iterable(repeat(loader)))
-    return list(map(plain, islice(batches, count))), json.loads(json.dumps(loader.state_dict()))
+    return list(map(to_python, islice(batches, count))), json.loads(json.dumps(loader.state_dict()))
 
 
-def stopped(dataset, count, **options):
+def read_batches_and_state(dataset, count, **options):
     with stream_loader(dataset, **options) as loader:
         return read_and_save(loader, count)
 
@@ -73,7 +74,7 @@ def stopped(dataset, count, **options):
 def resumed_epochs(dataset, state, *, epochs=1, **options):
     with stream_loader(dataset, **options) as loader:
         loader.load_state_dict(state)
-        return [batch for _ in range(epochs) for batch in epoch(loader)]
+        return [batch for _ in range(epochs) for batch in load_epoch(loader)]
 
 
 def numbers_of(batches) -> list[int]:
@@ -84,11 +85,11 @@ def numbers_of(batches) -> list[int]:
 @pytest.mark.parametrize("name", STREAMS)
 def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size):
     with stream_loader(STREAMS[name](), batch_size) as loader:
-        first = epoch(loader)
-        undisturbed = first + epoch(loader)
-    for stop in (0, 1, 3, len(first) - 1, len(first) + 2):
-        seen, state = stopped(STREAMS[name](), stop, batch_size=batch_size)
-        epochs = 2 if stop < len(first) else 1
+        first_epoch = load_epoch(loader)
+        undisturbed = first_epoch + load_epoch(loader)
+    for stop in (0, 1, 3, len(first_epoch) - 1, len(first_epoch) + 2):
+        seen, state = read_batches_and_state(STREAMS[name](), stop, batch_size=batch_size)
+        epochs = 2 if stop < len(first_epoch) else 1
         resumed = resumed_epochs(STREAMS[name](), state, epochs=epochs, batch_size=batch_size)
         assert seen + resumed == undisturbed
 
@@ -97,19 +98,19 @@ def test_resume_of_a_stream_continues_identically_from_any_stop(name, batch_size
 @pytest.mark.parametrize("name", ["by counting", "by its iterator's", "torch's"])
 def test_resume_of_a_stream_with_workers_continues_identically(name):
     with stream_loader(STREAMS[name](), num_workers=2) as loader:
-        undisturbed = epoch(loader)
+        undisturbed = load_epoch(loader)
         loader.set_epoch(0)
         seen, state = read_and_save(loader, 3)
         assert seen == undisturbed[:3]
     with stream_loader(STREAMS[name](), num_workers=2) as loader:
         loader.load_state_dict(state)
-        assert seen + epoch(loader) == undisturbed
+        assert seen + load_epoch(loader) == undisturbed
         loader.load_state_dict(state)
-        assert seen + epoch(loader) == undisturbed
+        assert seen + load_epoch(loader) == undisturbed
     assert sorted(numbers_of(undisturbed)) == list(range(11))
 
 
-def test_stream_state_counts_delivered_samples_not_those_read_ahead():
+def test_stream_state_counts_delivered_samples_not_samples_read_ahead():
     class Greedy(StatefulStream):
         yielded = 0
 
@@ -124,7 +125,7 @@ def test_stream_state_counts_delivered_samples_not_those_read_ahead():
             next(batches)
             [worker] = loader.state_dict()["stream"]["workers"]
             assert worker["samples"] == 2 * count
-            assert worker["state"] in (None, {"dataset": {"at": 2 * count}})
+            assert worker["state"] in (None, {"dataset": {"count": 2 * count}})
             assert Greedy.yielded >= 2 * count
 
 
@@ -135,7 +136,7 @@ def test_resume_of_a_stateful_stream_does_not_replay_samples():
                 assert number >= 6
                 yield number
 
-    _, state = stopped(StatefulStream(11), 3)
+    _, state = read_batches_and_state(StatefulStream(11), 3)
     assert resumed_epochs(Strict(11), state) == [[6, 7], [8, 9], [10]]
 
 
@@ -150,7 +151,7 @@ def test_saved_stream_state_does_not_change_later():
                 yield sample
 
         def state_dict(self):
-            return {"at": self.at, "log": self.log}
+            return {"count": self.count, "log": self.log}
 
     with stream_loader(Growing(20)) as loader:
         batches = iter(loader)
@@ -174,7 +175,7 @@ def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
 
     with stream_loader(Counts(6)) as loader:
         loader.state_dict()
-        epoch(loader)
+        load_epoch(loader)
         loader.state_dict()
         assert Counts.calls == 1
         _, state = read_and_save(loader, 1)
@@ -182,7 +183,7 @@ def test_dataset_iter_is_called_once_per_epoch_and_not_by_state_dict():
     with stream_loader(Counts(6)) as loader:
         loader.load_state_dict(state)
         loader.state_dict()
-        epoch(loader)
+        load_epoch(loader)
     assert Counts.calls == 3
 
 
@@ -204,46 +205,46 @@ def test_dataset_iter_is_called_by_iter_of_the_loader():
         return loader.state_dict()["stream"]["workers"][0]["state"]["dataset"]["opened"]
 
     dataset = Opens(6)
-    with stream_loader(dataset) as first, stream_loader(dataset) as second:
-        assert opened_by_iter(first) == dataset.opened == 1
-        second.load_state_dict(first.state_dict())
-        assert opened_by_iter(second) == dataset.opened == 2
-        assert epoch(second) == epoch(stream_loader(StatefulStream(6)))
+    with stream_loader(dataset) as loader, stream_loader(dataset) as resuming:
+        assert opened_by_iter(loader) == dataset.opened == 1
+        resuming.load_state_dict(loader.state_dict())
+        assert opened_by_iter(resuming) == dataset.opened == 2
+        assert load_epoch(resuming) == load_epoch(stream_loader(StatefulStream(6)))
 
 
 def test_state_dict_before_a_replay_equals_the_loaded_state():
-    """Until samples are skipped, the dataset's own state is that of its beginning, and must not be saved."""
-    _, state = stopped(StatefulStream(11), 2)
+    """Until samples are skipped, the dataset's own state is the initial one, and must not be saved."""
+    _, state = read_batches_and_state(StatefulStream(11), 2)
     state["stream"]["workers"][0]["state"] = None
     with stream_loader(StatefulStream(11)) as loader:
         loader.load_state_dict(state)
         batches = iter(loader)
         assert loader.state_dict()["stream"] == state["stream"]
-        assert numbers_of(epoch(batches)) == list(range(4, 11))
+        assert numbers_of(load_epoch(batches)) == list(range(4, 11))
 
 
-def test_resume_of_a_stream_with_another_num_workers_raises():
+def test_resume_of_a_stream_with_a_different_num_workers_raises():
     with stream_loader(Counting(11), num_workers=2) as loader:
         state = loader.state_dict()
     stream_loader(Counting(11)).load_state_dict(state)  # allowed before the first batch
-    _, state = stopped(Counting(11), 2)
+    _, state = read_batches_and_state(Counting(11), 2)
     with pytest.raises(ValueError, match=r"read with num_workers=1, but this loader has num_workers=3"):
         stream_loader(Counting(11), num_workers=3).load_state_dict(state)
 
 
 def test_stream_state_after_an_epoch_resumes_with_the_next_epoch():
     with stream_loader(Counting(11)) as loader:
-        epoch(loader)
+        load_epoch(loader)
         state = loader.state_dict()
     assert (state["epoch"], state.get("stream")) == (1, None)
     with stream_loader(Noisy(11)) as loader:
-        _, second_epoch = epoch(loader), epoch(loader)
+        _, second_epoch = load_epoch(loader), load_epoch(loader)
     assert resumed_epochs(Noisy(11), state) == second_epoch
 
 
 def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
     """Only another request to a stream shows that it has ended."""
-    seen, state = stopped(Counting(4), 2)
+    seen, state = read_batches_and_state(Counting(4), 2)
     assert (seen, state["epoch"]) == ([[0, 1], [2, 3]], 0)
     assert resumed_epochs(Counting(4), state) == []
     assert resumed_epochs(Counting(4), state, epochs=2) == [[0, 1], [2, 3]]
@@ -252,7 +253,7 @@ def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
 def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
     class Unsavable(StatefulStream):
         def state_dict(self):
-            return {"at": self.at, "seen": [threading.Lock] if self.at < 6 else [threading.Lock()]}
+            return {"count": self.count, "seen": [threading.Lock] if self.count < 6 else [threading.Lock()]}
 
     messages = {1: r"\['seen'\]\[0\] is of type .*cannot be saved", 3: " cannot be saved: TypeError: cannot pickle"}
     for count, message in messages.items():
@@ -262,18 +263,18 @@ def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
                 next(batches)
             with pytest.raises(TypeError, match=r"the state_dict\(\) of the dataset" + message):
                 loader.state_dict()
-            assert len(list(batches)) == 6 - count
+            assert len(list(batches)) == 6 - count  # of six batches
 
 
 class Typed(StatefulStream):
     """A stream whose state JSON would change: it has integer keys, tuples, arrays and tensors."""
 
     def state_dict(self):
-        state = {1: (self.at, "x"), b"x": 1j, "array": np.arange(2), "tensor": torch.ones(3), "set": {1, (2,)}}
-        return state if self.at % 4 else {**state, "generator": torch.get_rng_state(), "random": random.getstate()}
+        state = {1: (self.count, "x"), b"x": 1j, "array": np.arange(2), "tensor": torch.ones(3), "set": {1, (2,)}}
+        return state if self.count % 4 else {**state, "generator": torch.get_rng_state(), "random": random.getstate()}
 
     def load_state_dict(self, state):
-        self.at, name = state[1]
+        self.count, name = state[1]
         assert name == "x"
         if len(state) == 1:
             return
@@ -290,7 +291,7 @@ class IntegerKeys(Typed):
     """A stream whose state JSON accepts but changes."""
 
     def state_dict(self):
-        return {1: (self.at, "x")}
+        return {1: (self.count, "x")}
 
 
 @pytest.mark.processes
@@ -298,15 +299,15 @@ class IntegerKeys(Typed):
 def test_restarted_worker_gets_the_dataset_state_with_its_types(tmp_path, stream):
     """A killed worker is restarted from the state of its last chunk, which did not pass through JSON."""
     with stream_loader(stream(20), num_workers=2) as loader:
-        undisturbed = epoch(loader)
-    with stream_loader(stream(20, kill_at=13, mark=str(tmp_path / "killed")), num_workers=2) as loader:
-        assert epoch(loader) == undisturbed
+        undisturbed = load_epoch(loader)
+    with stream_loader(stream(20, kill_at=13, marker=str(tmp_path / "killed")), num_workers=2) as loader:
+        assert load_epoch(loader) == undisturbed
     assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
 def test_dataset_state_keeps_its_types_through_json_and_torch_save(stop):
-    undisturbed, file = epoch(stream_loader(Typed(20))), io.BytesIO()
+    undisturbed, file = load_epoch(stream_loader(Typed(20))), io.BytesIO()
     with stream_loader(Typed(20)) as loader:
         seen, state = read_and_save(loader, stop)
         torch.save(loader.state_dict(), file)
@@ -337,16 +338,16 @@ def test_state_before_the_first_batch_rewinds_the_dataset(iterator_used, iterato
             iter(loader)
         batches = iter(loader) if iterator_used else loader
         state = json.loads(json.dumps(loader.state_dict()))
-        undisturbed = epoch(batches)
+        undisturbed = load_epoch(batches)
         assert sorted(numbers_of(undisturbed)) == list(range(9))
         loader.load_state_dict(state)
-        assert epoch(loader) == undisturbed
-        assert epoch(loader) == []
+        assert load_epoch(loader) == undisturbed
+        assert load_epoch(loader) == []
     assert resumed_epochs(dataset, state, num_workers=workers) == undisturbed
 
 
 def test_state_dict_before_the_first_batch_changes_no_random_numbers():
-    """The method calls `iter()` of the dataset, once, whose random numbers are those that it would draw later."""
+    """The method calls `iter()` of the dataset once, which draws the same random numbers as it would later."""
 
     class Draws(StreamWithStatefulIterator):
         calls = 0
@@ -356,20 +357,20 @@ def test_state_dict_before_the_first_batch_changes_no_random_numbers():
             random.random()
             return super().__iter__()
 
-    undisturbed, dataset = epoch(stream_loader(Draws(7))), Draws(7)
+    undisturbed, dataset = load_epoch(stream_loader(Draws(7))), Draws(7)
     with stream_loader(dataset) as loader:
         batches = iter(loader)
         before = random.getstate()
         assert loader.state_dict() == loader.state_dict()
         assert random.getstate() == before
-        assert epoch(batches) == undisturbed
+        assert load_epoch(batches) == undisturbed
     assert dataset.calls == 1
 
 
 @pytest.mark.processes
 def test_state_before_the_first_batch_resumes_with_any_num_workers():
     state = stream_loader(StatefulStream(8)).state_dict()
-    assert state["stream"]["workers"][0]["state"] == {"dataset": {"at": 0}}
+    assert state["stream"]["workers"][0]["state"] == {"dataset": {"count": 0}}
     assert sorted(numbers_of(resumed_epochs(StatefulStream(8), state, num_workers=2))) == list(range(8))
 
 
@@ -420,14 +421,14 @@ class Passes(IterableDataset):
 
 def test_states_of_a_dataset_and_its_iterator_are_both_saved():
     with stream_loader(Passes()) as loader:
-        epoch(loader)
+        load_epoch(loader)
         _, state = read_and_save(loader, 1)
     dataset = Passes()
     with stream_loader(dataset) as loader:
         loader.load_state_dict(state)
-        assert [numbers for numbers, _ in epoch(loader)] == [[2, 3], [4]]
+        assert [numbers for numbers, _ in load_epoch(loader)] == [[2, 3], [4]]
         assert dataset.passes == 2
-        epoch(loader)
+        load_epoch(loader)
         assert dataset.passes == 3
 
 
@@ -441,9 +442,9 @@ def test_stream_state_after_an_epoch_includes_what_the_dataset_counts_across_epo
             yield from ((100 * self.passes + number, 0) for number in range(worker, 6, workers))
 
     with stream_loader(Ordered(), num_workers=workers) as loader:
-        epoch(loader)
+        load_epoch(loader)
         state = json.loads(json.dumps(loader.state_dict()))
-        following = epoch(loader)
+        following = load_epoch(loader)
     assert resumed_epochs(Ordered(), state, num_workers=workers) == following
     assert sorted(numbers_of(following)) == [200, 201, 202, 203, 204, 205]
 

@@ -1,4 +1,4 @@
-"""Torchdata's tests, run with `Loader` in place of its `StatefulDataLoader`, and the reasons for those that fail.
+"""Torchdata's tests, run with `Loader` in place of its `StatefulDataLoader`, and the reasons why some of them fail.
 
 The files are not part of this repository: set GPULOAD_TORCHDATA_TESTS to the folder ``test/stateful_dataloader`` of a
 checkout of pytorch/data at v0.11; they need parameterized and expecttest. They take half an hour.
@@ -13,7 +13,7 @@ import pytest
 from dataloader.torchdata_suites import FOLDER, outcomes
 from helpers import lacking
 
-NEXT_EPOCH = "after its last batch an epoch is over, and the state is that of the next epoch"
+NEXT_EPOCH = "after the last batch of an epoch, the state is the beginning of the next epoch"
 IN_ORDER = "in_order=False is without effect for a map dataset: batches come in order"
 NO_STATE_BEFORE_BATCH = "in workers the dataset has a state only with the first batch"
 OTHER_TEXT = "warnings and errors have another text"

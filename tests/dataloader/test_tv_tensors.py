@@ -1,4 +1,4 @@
-"""torchvision's TVTensors in samples: batches are those of DataLoader."""
+"""Samples with torchvision's TVTensors give the same batches as in DataLoader."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_collate_fn_gets_tv_tensors_as_in_dataloader(kind):
 
 
 def detection(index: int):
-    """Return a sample like those of torchvision's detection reference without ToPureTensor."""
+    """Return a sample of torchvision's detection reference, without ToPureTensor."""
     size = SIZE[0] + index, SIZE[1]
     target = {
         "boxes": boxes(index, 1 + index % 3, canvas_size=size),
@@ -112,8 +112,8 @@ def test_torchvisions_detection_reference_trains_with_a_loader():
 
     batches = gpuload_batches(dataset, batch_sampler=sampler(), collate_fn=zipped)
     assert alike(batches, torch_batches(dataset, batch_sampler=sampler(), collate_fn=zipped))
-    of_chunks = gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1)  # collated in the main process
-    assert alike(of_chunks, torch_batches(dataset, 4, collate_fn=zipped))
+    batches_of_chunks = gpuload_batches(dataset, 4, collate_fn=zipped, chunk_size=1)  # collated in the main process
+    assert alike(batches_of_chunks, torch_batches(dataset, 4, collate_fn=zipped))
     model = torch.nn.Conv2d(3, 4, 3, padding=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for images, targets in batches:  # the steps of its train_one_epoch

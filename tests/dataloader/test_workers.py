@@ -36,19 +36,19 @@ def import_torch_first(worker):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", [import_torch_first, None])
-def test_get_worker_info_describes_each_worker(first, tmp_path):
+@pytest.mark.parametrize("worker_init_fn", [import_torch_first, None])
+def test_get_worker_info_describes_each_worker(worker_init_fn, tmp_path):
     def info_once_both_workers_run(key):
         (tmp_path / str(os.getpid())).touch()
         wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers run")
         return worker_info(key)
 
-    options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": first}
-    infos = {batch[0] for batch in gpuload_batches(MapDataset(info_once_both_workers_run, 20), **options)}
+    options = {"batch_size": 1, "collate_fn": list, "num_workers": 2, "seed": 5, "worker_init_fn": worker_init_fn}
+    infos = {info for [info] in gpuload_batches(MapDataset(info_once_both_workers_run, 20), **options)}
     assert {(worker, *numbers) for _, worker, *numbers, _, _ in infos} == {(0, 2), (1, 2)}
     assert {kind for *_, kind in infos} == {"MapDataset"}
     assert len({seed for _, _, _, seed, _ in infos}) == 2
-    assert len({entry[0] for entry in infos}) == 2
+    assert len({pid for pid, *_ in infos}) == 2
     assert worker_info(0) is None
 
 
@@ -63,11 +63,11 @@ def test_worker_init_fn_is_called_once_in_each_worker_with_its_number(tmp_path, 
         open(tmp_path / f"{worker} {os.getpid()}", "x").close()
 
     gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note, persistent_workers=persistent, epochs=3)
-    started = [path.name.split() for path in tmp_path.iterdir()]
-    times = 1 if persistent else 3
-    assert sorted(worker for worker, _ in started) == ["0"] * times + ["1"] * times
-    assert len({pid for _, pid in started}) == 2 * times
-    assert not any(is_alive(int(pid)) for _, pid in started)
+    workers_and_pids = [path.name.split() for path in tmp_path.iterdir()]
+    call_count = 1 if persistent else 3
+    assert sorted(worker for worker, _ in workers_and_pids) == ["0"] * call_count + ["1"] * call_count
+    assert len({pid for _, pid in workers_and_pids}) == 2 * call_count
+    assert [pid for _, pid in workers_and_pids if is_alive(int(pid))] == []
 
 
 @pytest.mark.processes
@@ -107,13 +107,13 @@ def test_exception_in_worker_init_fn_is_raised_by_iter_and_keeps_its_type():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", [import_torch_first, None])
-def test_random_numbers_of_samples_do_not_depend_on_num_workers(first):
+@pytest.mark.parametrize("worker_init_fn", [import_torch_first, None])
+def test_random_numbers_of_samples_do_not_depend_on_num_workers(worker_init_fn):
     """The random numbers of DataLoader do depend on it."""
     dataset = MapDataset(global_random_numbers)
     options = {"batch_size": 4, "collate_fn": list, "epochs": 2, "shuffle": True}
     expected = gpuload_batches(dataset, **options)
-    in_workers = {"num_workers": 2, "chunk_size": 1, "worker_init_fn": first}
+    in_workers = {"num_workers": 2, "chunk_size": 1, "worker_init_fn": worker_init_fn}
     assert gpuload_batches(dataset, **in_workers, **options) == expected
     assert expected[:3] != expected[3:]
     assert gpuload_batches(dataset, seed=1, **options) != expected
@@ -129,27 +129,25 @@ def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_run
         gpuload_batches(MapDataset(), num_workers=2, worker_init_fn=note)
         runs.append(sorted(path.read_text() for path in tmp_path.iterdir()))
     assert runs[0] == runs[1]
-    assert runs[0][0] != runs[0][1]
+    number_of_worker_0, number_of_worker_1 = runs[0]
+    assert number_of_worker_0 != number_of_worker_1
 
 
 # -- when they start and end ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("changed", "options"),
-    [
-        ([100, 100], {"num_workers": 1, "persistent_workers": True}),
-        ([100, 100], {"num_workers": 1, "persistent_workers": False}),
-        ([100, 100, 100], {"num_workers": 0}),
-    ],
-)
-def test_list_that_changed_between_epochs_is_read_as_changed(changed, options):
+@pytest.mark.parametrize(("new_values", "options"), [
+    ([100, 100], {"num_workers": 1, "persistent_workers": True}),
+    ([100, 100], {"num_workers": 1, "persistent_workers": False}),
+    ([100, 100, 100], {"num_workers": 0}),
+])  # fmt: skip
+def test_list_that_changed_between_epochs_is_read_as_changed(new_values, options):
     dataset = [1, 1]
     with gl.Loader(dataset, 2, device="cpu", **options) as loader:
         assert as_lists(loader) == [[1, 1]]
-        dataset[:] = changed
-        expected = [changed[start : start + 2] for start in range(0, len(changed), 2)]
+        dataset[:] = new_values
+        expected = [new_values[start : start + 2] for start in range(0, len(new_values), 2)]
         assert (len(loader), as_lists(loader)) == (len(expected), expected)
 
 
@@ -204,7 +202,7 @@ def test_prefetch_factor_is_the_number_of_batches_read_ahead(tmp_path):
         next(batches)
         wait_until(lambda: len(list(tmp_path.iterdir())) >= 8, "8 samples are read")
         assert len(list(tmp_path.iterdir())) == 8  # the first 2, and 3 batches of 2
-    gpuload_batches(MapDataset(), prefetch_factor=2)  # without workers too, which DataLoader refuses
+    gpuload_batches(MapDataset(), prefetch_factor=2)  # accepted without workers, unlike in DataLoader
     with pytest.raises(ValueError, match="prefetch_factor"):
         torch.utils.data.DataLoader(MapDataset(), prefetch_factor=2)
 

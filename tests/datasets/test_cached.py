@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers.both_loaders import alike, gpuload_batches
 from helpers.file_descriptors import open_of
-from helpers.jpeg_dataset import COUNT, LABELS, Held, equal, jpegs
+from helpers.jpeg_dataset import COUNT, LABELS, InMemoryDataset, assert_batches_equal, jpegs
 from helpers.matrix import matrix
 from helpers.processes import exit_code_in_fork
 from helpers.programs import run_python
@@ -37,7 +37,7 @@ LIMIT = 4 << 20
 SETTLED_S = cached_module.SETTLED_NS / 1e9
 
 
-class RecordingDataset(Held):
+class RecordingDataset(InMemoryDataset):
     def __init__(self) -> None:
         super().__init__(jpegs(), LABELS)
         self.requests: list[list[int]] = []
@@ -88,17 +88,17 @@ def test_cached_is_shared_by_workers_and_loaders_with_equal_batches(where: str, 
     expected = batches_of_epochs(image_folder, 0)
     time.sleep(SETTLED_S)  # workers have the original SETTLED_NS, which the fixture changed here
     dataset = Cached(image_folder, LIMIT, where=where, **({"path": folder.parent / "cache"} if where == "disk" else {}))
-    assert equal(batches_of_epochs(dataset, 2), expected)
+    assert_batches_equal(batches_of_epochs(dataset, 2), expected)
     statistics = dataset.statistics()
     assert (statistics.hits, statistics.misses, statistics.entries) == (COUNT, COUNT, COUNT)
-    assert equal(batches_of_epochs(dataset, 0), expected)
+    assert_batches_equal(batches_of_epochs(dataset, 0), expected)
     assert dataset.statistics().hits == 3 * COUNT  # in each epoch but the first
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_cached_survives_a_killed_worker(tmp_path: Path) -> None:
-    class KillsItsWorker(Held):
+    class KillsItsWorker(InMemoryDataset):
         def __getitem__(self, index: int) -> Any:
             if index == 5 and not os.path.exists(killed_path):
                 Path(killed_path).touch()
@@ -109,7 +109,7 @@ def test_cached_survives_a_killed_worker(tmp_path: Path) -> None:
     dataset = Cached(KillsItsWorker(jpegs(), LABELS), LIMIT)
     batches = batches_of_epochs(dataset, 1)
     assert os.path.exists(killed_path)
-    assert equal(batches, batches_of_epochs(Held(jpegs(), LABELS), 0))
+    assert_batches_equal(batches, batches_of_epochs(InMemoryDataset(jpegs(), LABELS), 0))
     assert dataset.statistics().entries == COUNT
 
 
@@ -204,7 +204,7 @@ def test_cached_does_not_store_incomplete_images(bad: bytes) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_cached_drops_a_sample_that_cannot_be_decoded_and_names_the_cache(workers: int, tmp_path: Path) -> None:
-    class RepairedLater(Held):
+    class RepairedLater(InMemoryDataset):
         def __getitem__(self, index: int) -> Any:
             image, label = super().__getitem__(index)
             return gl.Encoded(b"BM" + bytes(100)) if index == 5 and not os.path.exists(repaired_path) else image, label
@@ -289,7 +289,7 @@ def test_cached_forwards_the_attributes_of_its_dataset(folder: Path) -> None:
     dataset = Cached(image_folder, LIMIT)
     assert (len(dataset), dataset.classes, dataset.blocks()) == (COUNT, ["0", "1", "2"], None)
     assert (is_deterministic(dataset), uses_getitems(dataset)) == (True, True)
-    user_dataset = Held(jpegs(), LABELS)
+    user_dataset = InMemoryDataset(jpegs(), LABELS)
     assert (is_deterministic(Cached(user_dataset, LIMIT)), uses_getitems(Cached(user_dataset, LIMIT))) == (False, False)
     assert len(dataset + dataset) == 2 * COUNT
     assert repr(dataset) == f"Cached({image_folder!r}, bytes_limit=4194304, where='memory')"
@@ -297,7 +297,7 @@ def test_cached_forwards_the_attributes_of_its_dataset(folder: Path) -> None:
         _ = dataset.nothing
 
 
-class DatasetWithEpochs(Held):
+class DatasetWithEpochs(InMemoryDataset):
     def set_epoch(self, epoch: int) -> None:
         raise NotImplementedError
 

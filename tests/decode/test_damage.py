@@ -43,7 +43,7 @@ def test_truncated_jpeg_decodes_only_above_the_damage(decoder, picture, encode, 
             break
         np.testing.assert_array_equal(pixels, intact[region[0] : bottom, 11:101])
         intact_rows = bottom
-    assert 24 <= intact_rows <= 0.75 * 83
+    assert 24 <= intact_rows <= 0.75 * 83  # of 83 rows, of whose data 60% are left
     for bottom in range(intact_rows + 1, 84):
         with pytest.raises(DecodeError, match="the damage extends into the needed rows of the file"):
             decode(decoder, truncated, (0, 0, bottom, 122))
@@ -113,9 +113,8 @@ def test_truncated_progressive_jpeg_is_refused(decoder, picture, encode):
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "TIFF", "BMP"])
 def test_truncated_file_of_another_format_is_refused(picture, encode, kind):
     data = encode(picture, kind)
-    with pytest.raises(
-        DecodeError, match=f"the {kind} (cannot be decoded: Pillow: |header cannot be read: Pillow says )"
-    ):
+    text = f"the {kind} (cannot be decoded: Pillow: |header cannot be read: Pillow says )"
+    with pytest.raises(DecodeError, match=text):
         decode(Decoder(Decode()), data[: len(data) // 2])
 
 
@@ -137,8 +136,8 @@ def test_jpeg_with_flipped_bits_decodes_like_pillow(decoder, picture, encode):
     decoded = 0
     for _ in range(60):
         damaged = bytearray(jpeg)
-        for at in rng.integers(scan, len(jpeg) - 2, 3):
-            damaged[at] ^= 1 << int(rng.integers(8))
+        for offset in rng.integers(scan, len(jpeg) - 2, 3):
+            damaged[offset] ^= 1 << int(rng.integers(8))
         try:
             expected = pillow_pixels(damaged)
         except OSError:
@@ -151,7 +150,7 @@ def test_jpeg_with_flipped_bits_decodes_like_pillow(decoder, picture, encode):
         assert expected is not None
         np.testing.assert_array_equal(pixels, expected[20:70, 30:90])
         decoded += 1
-    assert decoded > 30
+    assert decoded > 30, "too few of the 60 files were decoded"
 
 
 def test_random_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
@@ -162,14 +161,14 @@ def test_random_bytes_give_pixels_or_a_decode_error(decoder, picture, encode):
     for file in files:
         for _ in range(25):
             damaged = bytearray(file)
-            for at in rng.integers(0, min(len(file), 400), 4):
-                damaged[at] = int(rng.integers(256))
+            for offset in rng.integers(0, min(len(file), 400), 4):
+                damaged[offset] = int(rng.integers(256))
             try:
                 assert decode(decoder, bytes(damaged)).dtype == np.uint8
             except DecodeError as error:
                 refusals.append(str(error))
-    assert len(refusals) > 50
-    assert min(map(len, refusals)) > 30
+    assert len(refusals) > 50, "too few files were refused"
+    assert len(min(refusals, key=len)) > 30, min(refusals, key=len)
 
 
 @pytest.mark.processes
@@ -179,10 +178,15 @@ def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
     tiff = encode(picture, "TIFF", compression="tiff_lzw")
     scan = jpeg.rindex(b"\xff\xda") + 60
     files = {
-        "a": jpeg[:scan] + b"\xff\xd9", "b": jpeg[:scan] + b"\xff\xc1\x01" + jpeg[scan:], "c": truncate(jpeg, 0.5),
-        "d": jpeg[:2] + jpeg[6:], "e": tiff[:300] + bytes(900) + tiff[1200:], "f": tiff[: len(tiff) // 2],
-        "g": jpeg.replace(b"\xff\xda\x00\x0c\x03", b"\xff\xda\x00\x0c\x02"), "h": jpeg[:-2] + bytes(50) + jpeg[-2:],
-    }  # fmt: skip
+        "end marker in the scan": jpeg[:scan] + b"\xff\xd9",
+        "frame marker in the scan": jpeg[:scan] + b"\xff\xc1\x01" + jpeg[scan:],
+        "truncated JPEG": truncate(jpeg, 0.5),
+        "segment without its marker": jpeg[:2] + jpeg[6:],
+        "zeros in a TIFF": tiff[:300] + bytes(900) + tiff[1200:],
+        "truncated TIFF": tiff[: len(tiff) // 2],
+        "two components in the scan": jpeg.replace(b"\xff\xda\x00\x0c\x03", b"\xff\xda\x00\x0c\x02"),
+        "surplus bytes": jpeg[:-2] + bytes(50) + jpeg[-2:],
+    }
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     code = (
@@ -190,7 +194,7 @@ def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
         "from gpuload.errors import DecodeError\nfrom gpuload.datasets.sample import read\n"
         "for name in ('nvImageCodec', 'simplejpeg', 'Pillow'):\n"
         "    decoder = Decoder(Decode(exif=True))\n"
-        "    decoder.jpeg_decoders = [one for one in decoder.jpeg_decoders[0] if one.name == name], []\n"
+        "    decoder.jpeg_decoders = [each for each in decoder.jpeg_decoders[0] if each.name == name], []\n"
         "    for path in sorted(Path(sys.argv[1]).iterdir()):\n"
         "        try:\n            decoder.decode(read(path), decoder.header(read(path)))\n"
         "        except DecodeError as error:\n            print(path.name, error)\n"
@@ -198,7 +202,7 @@ def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
     )
     output, errors = run_python(code, tmp_path, flags=("-W", "error"))
     assert errors == "still here\n"
-    assert re.search(r"^c the JPEG cannot be decoded", output, re.MULTILINE)
+    assert re.search(r"^truncated JPEG the JPEG cannot be decoded", output, re.MULTILINE)
 
 
 @pytest.mark.processes
@@ -242,10 +246,10 @@ def test_load_truncated_images_changes_only_the_advice(format, picture, encode, 
 def test_strict_pillow_in_two_threads_restores_load_truncated_images(monkeypatch):
     """The second context must not save the value that the first one set."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    first, second = strict_pillow(), strict_pillow()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
+    first_context, second_context = strict_pillow(), strict_pillow()
+    first_context.__enter__()
+    second_context.__enter__()
+    first_context.__exit__(None, None, None)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
-    second.__exit__(None, None, None)
+    second_context.__exit__(None, None, None)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True

@@ -1,4 +1,4 @@
-"""The decoders agree on entire images, regions, modes and orientations, also with `out`; and missing decoders."""
+"""The decoders agree on entire images, regions, modes and orientations, with or without `out`; missing decoders."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_each_decoder_equals_pillow_and_regions_are_slices(decoder, picture, enc
 @pytest.mark.parametrize("kind", JPEGS)
 def test_regions_of_intact_jpegs_are_decoded_by_nvimagecodec_like_by_simplejpeg(picture, encode, kind, monkeypatch):
     photo = Encoded(encode(picture, "JPEG", **JPEGS[kind]))
-    plain = decoder_by("simplejpeg")
-    header = plain.header(photo)
-    expected = {region: plain.decode(photo, header, region) for region in REGIONS}
+    simplejpeg = decoder_by("simplejpeg")
+    header = simplejpeg.header(photo)
+    expected = {region: simplejpeg.decode(photo, header, region) for region in REGIONS}
     monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.decode", lambda *_: pytest.fail("fell back to simplejpeg"))
     monkeypatch.setattr("gpuload.decode.decoder.open_image", lambda *_: pytest.fail("fell back to Pillow"))
     for decoder in (decoder_by("nvImageCodec"), Decoder(Decode())):
@@ -72,10 +72,10 @@ def test_regions_of_intact_jpegs_are_decoded_by_nvimagecodec_like_by_simplejpeg(
 def test_regions_of_an_incomplete_progressive_jpeg_are_slices(decoder, picture, encode, subsampling):
     """libjpeg smooths an image that lacks scans, with a result that depends on where the region ends."""
     jpeg = encode(picture, "JPEG", progressive=True, subsampling=subsampling)
-    at = jpeg.index(b"\xff\xda")
+    scan = jpeg.index(b"\xff\xda")
     incomplete = 0
-    while (at := jpeg.find(b"\xff\xda", at + 1)) >= 0:
-        photo = Encoded(jpeg[:at] + b"\xff\xd9")
+    while (scan := jpeg.find(b"\xff\xda", scan + 1)) >= 0:
+        photo = Encoded(jpeg[:scan] + b"\xff\xd9")
         header = decoder.header(photo)
         image = decoder.decode(photo, header)
         for top, left, height, width in REGIONS:
@@ -92,12 +92,12 @@ def test_single_columns_equal_those_of_the_entire_image(encode, height, width, s
     """Decoded alone, a column at the edge of a 4:2:0 JPEG of noise was up to 71 levels off."""
     noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
     photo = Encoded(encode(noise, "JPEG", quality=95, subsampling=subsampling))
-    fast, plain = (decoder_by(name) for name in NAMES[:2])
-    header = fast.header(photo)
-    image = plain.decode(photo, header)
+    nvimagecodec, simplejpeg = (decoder_by(name) for name in NAMES[:2])
+    header = nvimagecodec.header(photo)
+    image = simplejpeg.decode(photo, header)
     for left in range(width):
         for top, rows in ((0, height), (3, 5), (0, 1)):
-            column = fast.decode(photo, header, (top, left, rows, 1))
+            column = nvimagecodec.decode(photo, header, (top, left, rows, 1))
             np.testing.assert_array_equal(column, image[top : top + rows, left : left + 1])
 
 
@@ -125,10 +125,11 @@ def test_regions_of_photographs_agree_across_decoders(photos):
         header = decoders[0].header(photo)
         height, width = (int(rng.integers(1, side + 1)) for side in (header.height, header.width))
         top, left = int(rng.integers(header.height - height + 1)), int(rng.integers(header.width - width + 1))
-        fast, plain, slow = (decoder.decode(photo, header, (top, left, height, width)) for decoder in decoders)
-        np.testing.assert_array_equal(fast, plain)
-        assert levels_apart(fast, slow) <= 2
-        assert levels_apart(fast, pillow_pixels(photo.data)[top : top + height, left : left + width]) <= 2
+        region = (top, left, height, width)
+        by_nvimagecodec, by_simplejpeg, by_pillow = (decoder.decode(photo, header, region) for decoder in decoders)
+        np.testing.assert_array_equal(by_nvimagecodec, by_simplejpeg)
+        assert levels_apart(by_nvimagecodec, by_pillow) <= 2
+        assert levels_apart(by_nvimagecodec, pillow_pixels(photo.data)[top : top + height, left : left + width]) <= 2
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
@@ -168,7 +169,7 @@ def test_exif_orientations_are_applied_by_each_decoder(upright_decoder, picture,
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
-def test_exif_orientations_of_other_formats_are_applied(picture, encode, orientation, kind):
+def test_exif_orientations_of_png_webp_tiff_and_avif_are_applied(picture, encode, orientation, kind):
     options = {"lossless": True} if kind == "WEBP" else {"quality": 90} if kind == "AVIF" else {}
     photo = Encoded(encode(picture, kind, exif=exif_block(orientation, "<"), **options))
     decoder = Decoder(Decode(exif=True))
@@ -224,19 +225,18 @@ def test_region_outside_the_image_or_out_of_a_wrong_shape_raises_value_error(dec
 
 
 def test_decode_without_jpeg_decoders_uses_pillow(picture, encode, monkeypatch):
-    def missing(self):
+    def raise_import_error(self):
         raise ImportError("libjpeg.so.8: cannot open shared object file")
 
-    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodecRegions.__init__", missing)
-    monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.__init__", missing)
+    monkeypatch.setattr("gpuload.decode.jpeg.NvImageCodecRegions.__init__", raise_import_error)
+    monkeypatch.setattr("gpuload.decode.jpeg.SimpleJpeg.__init__", raise_import_error)
     decoder = Decoder(Decode())
     photo = Encoded(encode(picture))
     np.testing.assert_array_equal(decoder.decode(photo, decoder.header(photo)), pillow_pixels(photo.data))
-    cut = Encoded(photo.data[:-900])
-    with pytest.raises(
-        DecodeError, match=r"nvImageCodec: not usable .*libjpeg\.so\.8.*; simplejpeg: not usable .*; Pillow"
-    ):
-        decoder.decode(cut, decoder.header(cut))
+    truncated = Encoded(photo.data[:-900])
+    text = r"nvImageCodec: not usable .*libjpeg\.so\.8.*; simplejpeg: not usable .*; Pillow"
+    with pytest.raises(DecodeError, match=text):
+        decoder.decode(truncated, decoder.header(truncated))
 
 
 @pytest.mark.processes

@@ -24,8 +24,8 @@ def png_chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">L", len(content)) + name + content + struct.pack(">L", zlib.crc32(name + content))
 
 
-def png(width: int, height: int, bits: int, colour: int, rows: bytes) -> bytes:
-    header = png_chunk(b"IHDR", struct.pack(">LLBBBBB", width, height, bits, colour, 0, 0, 0))
+def png(width: int, height: int, bits: int, color_type: int, rows: bytes) -> bytes:
+    header = png_chunk(b"IHDR", struct.pack(">LLBBBBB", width, height, bits, color_type, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
 
 
@@ -36,15 +36,15 @@ def gray_16_bit_png() -> bytes:
 
 XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
 EXIF = b"II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\x08\0\0\0\0\0\0\0"  # orientation 8
-LONG = zlib.compress(bytes(3 << 20))
+COMPRESSED_3_MIB = zlib.compress(bytes(3 << 20))
 # Chunks with descriptions of the picture: longer than Pillow reads by default, or damaged.
 UNUSED_CHUNKS = {
-    "compressed text": (b"zTXt", b"Comment\0\0" + LONG),
-    "compressed international text": (b"iTXt", b"Comment\0\1\0\0\0" + LONG),
-    "compressed XMP": (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG),
-    "compressed EXIF": (b"zTXt", b"Raw profile type exif\0\0" + LONG),
-    "colour profile": (b"iCCP", b"sRGB\0\0" + LONG),
-    "text of a wrong method": (b"zTXt", b"Comment\0\7" + LONG),
+    "compressed text": (b"zTXt", b"Comment\0\0" + COMPRESSED_3_MIB),
+    "compressed international text": (b"iTXt", b"Comment\0\1\0\0\0" + COMPRESSED_3_MIB),
+    "compressed XMP": (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + COMPRESSED_3_MIB),
+    "compressed EXIF": (b"zTXt", b"Raw profile type exif\0\0" + COMPRESSED_3_MIB),
+    "colour profile": (b"iCCP", b"sRGB\0\0" + COMPRESSED_3_MIB),
+    "text of a wrong method": (b"zTXt", b"Comment\0\7" + COMPRESSED_3_MIB),
 }
 # Chunks in which Pillow finds the orientation.
 ORIENTATION_CHUNKS = {
@@ -59,8 +59,8 @@ ORIENTATION_CHUNKS = {
 def as_ycck(cmyk_jpeg: bytes) -> bytes:
     """Change the Adobe marker of a CMYK JPEG so that it names the four components YCCK."""
     marker = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
-    at = cmyk_jpeg.index(marker)
-    return cmyk_jpeg[: at + len(marker)] + b"\x02" + cmyk_jpeg[at + len(marker) + 1 :]
+    offset = cmyk_jpeg.index(marker)
+    return cmyk_jpeg[: offset + len(marker)] + b"\x02" + cmyk_jpeg[offset + len(marker) + 1 :]
 
 
 def two_frames(array: np.ndarray) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_each_mode_and_region_equals_pillows_conversion(picture, encode, kind, m
     [("PNG grey", 1), ("PNG 1 bit", 1), ("PNG palette", 1), ("PNG grey and alpha", 2), ("PNG", 3), ("PNG alpha", 4),
      ("JPEG CMYK", 4)],
 )  # fmt: skip
-def test_unchanged_keeps_the_stored_channels(picture, encode, kind, channels):
+def test_mode_unchanged_keeps_the_stored_channels(picture, encode, kind, channels):
     data = FILES[kind](picture, encode)
     stored = np.asarray(Image.open(io.BytesIO(data)))
     stored = stored.astype(np.uint8) * 255 if stored.dtype == np.bool_ else stored
@@ -129,7 +129,7 @@ def test_unchanged_keeps_the_stored_channels(picture, encode, kind, channels):
 
 LEVELS_16 = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50
 INTEGERS = "TIFF, 32-bit integers (Pillow mode 'I')"
-DEEP = {
+FILES_OF_MORE_THAN_8_BITS = {
     "PNG, 16 bits per pixel (Pillow mode 'I;16')": gray_16_bit_png,
     "TIFF, 16 bits per pixel (Pillow mode 'I;16')": lambda: generated_images.encode(LEVELS_16, "TIFF"),
     "TIFF, 16 bits per pixel (Pillow mode 'I;16B')": lambda: generated_images.encode(LEVELS_16.astype(">u2"), "TIFF"),
@@ -141,7 +141,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
-@pytest.mark.parametrize("kind", DEEP)
+@pytest.mark.parametrize("kind", FILES_OF_MORE_THAN_8_BITS)
 def test_more_than_8_bits_raise_decode_error_unless_unchanged(kind, mode):
     """Pillow would clip them, so that nearly all of the image becomes white."""
     file, _, description = kind.partition(", ")
@@ -150,7 +150,7 @@ def test_more_than_8_bits_raise_decode_error_unless_unchanged(kind, mode):
         "gpuload.Encoded(data, mode='unchanged'), of uint16 or float32, or scale them to 0 … 255; if they are classes "
         "or depths, yield a gpuload.Mask"
     )
-    decoder, encoded = Decoder(Decode()), Encoded(DEEP[kind](), mode)
+    decoder, encoded = Decoder(Decode()), Encoded(FILES_OF_MORE_THAN_8_BITS[kind](), mode)
     header = decoder.header(encoded)
     for refused in (lambda: decoder.channels(header, mode), lambda: decoder.decode(encoded, header, (2, 3, 4, 5))):
         with pytest.raises(DecodeError, match=re.escape(text)):
@@ -162,9 +162,9 @@ def test_more_than_8_bits_raise_decode_error_unless_unchanged(kind, mode):
 
 
 @pytest.mark.parametrize("region", [None, (2, 3, 4, 5)])
-@pytest.mark.parametrize("kind", [kind for kind in DEEP if kind != INTEGERS])
-def test_unchanged_keeps_gray_levels_of_more_than_8_bits(kind, region):
-    encoded, decoder = Encoded(DEEP[kind](), "unchanged"), Decoder(Decode())
+@pytest.mark.parametrize("kind", [kind for kind in FILES_OF_MORE_THAN_8_BITS if kind != INTEGERS])
+def test_mode_unchanged_keeps_gray_levels_of_more_than_8_bits(kind, region):
+    encoded, decoder = Encoded(FILES_OF_MORE_THAN_8_BITS[kind](), "unchanged"), Decoder(Decode())
     header = decoder.header(encoded)
     dtype = "float32" if kind.startswith("TIFF, 32-bit floats") else "uint16"
     assert (decoder.dtype(header), decoder.channels(header, "unchanged")) == (dtype, 1)
@@ -213,15 +213,10 @@ def tiff_16(image: np.ndarray, order: str = "<") -> bytes:
 @pytest.mark.parametrize("channels", [3, 4])
 @pytest.mark.parametrize(
     "store",
-    [
-        png_16,
-        lambda image: png_16(image, b"\1\2\0"),
-        tiff_16,
-        lambda image: tiff_16(image, ">"),
-    ],
+    [png_16, lambda image: png_16(image, b"\1\2\0"), tiff_16, lambda image: tiff_16(image, ">")],
     ids=["PNG", "PNG, filtered", "TIFF", "TIFF, big-endian"],
 )
-def test_unchanged_keeps_colors_of_16_bits(store, channels, region):
+def test_mode_unchanged_keeps_colors_of_16_bits(store, channels, region):
     """Pillow reduces them to 8 bits, as does mode="RGB"."""
     image = random_16_bit_colors(channels)
     encoded, decoder = Encoded(store(image), "unchanged"), Decoder(Decode())
@@ -235,7 +230,7 @@ def test_unchanged_keeps_colors_of_16_bits(store, channels, region):
 
 
 @pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate"])
-def test_unchanged_keeps_16_bits_of_compressed_tiffs(compression):
+def test_mode_unchanged_keeps_16_bits_of_compressed_tiffs(compression):
     data = generated_images.encode(LEVELS_16, "TIFF", compression=compression)
     assert np.array_equal(decode(data, "unchanged")[:, :, 0], LEVELS_16)
 
@@ -331,8 +326,8 @@ def test_max_scans_refuses_jpegs_of_many_scans(picture, encode):
 
 def with_size(jpeg: bytes, side: int) -> bytes:
     """Change the size in a JPEG's header."""
-    at = next(at for at in map(jpeg.find, (b"\xff\xc0\x00\x11\x08", b"\xff\xc2\x00\x11\x08")) if at >= 0) + 5
-    return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
+    frame = max(map(jpeg.find, (b"\xff\xc0\x00\x11\x08", b"\xff\xc2\x00\x11\x08")))  # baseline, or progressive
+    return jpeg[: frame + 5] + struct.pack(">HH", side, side) + jpeg[frame + 9 :]
 
 
 def test_max_scan_pixels_refuses_many_scans_of_a_large_image(picture, encode):
@@ -356,8 +351,8 @@ def test_max_scan_pixels_refuses_many_scans_of_a_large_image(picture, encode):
 def test_max_memory_refuses_images_that_take_more_to_decode(encode):
     """A WebP of 34 bytes once took 2.7 GB."""
     webp = encode(np.zeros((8, 8, 3), np.uint8), "WEBP", lossless=True)
-    at = webp.index(b"VP8L") + 9
-    webp = webp[:at] + struct.pack("<I", 16_382 | 10_899 << 14) + webp[at + 4 :]
+    offset = webp.index(b"VP8L") + 9
+    webp = webp[:offset] + struct.pack("<I", 16_382 | 10_899 << 14) + webp[offset + 4 :]  # width - 1 and height - 1
     assert len(webp) < 50
     text = (
         "decoding 16,383×10,900 pixels would take about 2,857,195,200 bytes of memory, more than "
@@ -380,8 +375,8 @@ def test_max_memory_of_jpeg_2000_depends_on_the_tile_size(encode, boxed):
     data = encode(np.zeros((64, 64, 3), np.uint8), "JPEG2000", no_jp2=not boxed)
 
     def tiled(side: int) -> bytes:
-        at = data.index(b"\xff\x4f\xff\x51") + 8
-        changed = data[:at] + struct.pack(">6I", 13_000, 13_000, 0, 0, side, side) + data[at + 24 :]
+        offset = data.index(b"\xff\x4f\xff\x51") + 8
+        changed = data[:offset] + struct.pack(">6I", 13_000, 13_000, 0, 0, side, side) + data[offset + 24 :]
         return changed.replace(b"ihdr" + struct.pack(">II", 64, 64), b"ihdr" + struct.pack(">II", 13_000, 13_000))
 
     assert header_of(tiled(1024)).width == 13_000
@@ -390,6 +385,7 @@ def test_max_memory_of_jpeg_2000_depends_on_the_tile_size(encode, boxed):
 
 
 def test_max_memory_counts_tiff_tiles_larger_than_the_image():
+    # an image of 16×16 pixels (tags 256 and 257) in tiles of 60,000×60,000 (322 and 323)
     tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 60_000, 323: 60_000, 324: 8, 325: 100}
     tiff = b"II*\0" + struct.pack("<IH", 8, len(tags))
     tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()) + bytes(100)

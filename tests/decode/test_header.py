@@ -59,20 +59,20 @@ def test_end_of_scan_is_the_first_marker_other_than_a_restart(picture, encode):
 def test_read_scans_skips_segments_and_junk_between_scans(picture, encode):
     jpeg = encode(picture, "JPEG", progressive=True)
     scans = jpeg.count(b"\xff\xda")
-    last = jpeg.rindex(b"\xff\xda")
+    last_scan = jpeg.rindex(b"\xff\xda")
     header = header_of(jpeg)
     assert read_scans(jpeg, header) == (scans, True)
     for inserted in (segment(0xFE, b"\xff\xda" * 40), b"junk between segments", b"\xff\x01", b"\xff\xff"):
-        assert read_scans(jpeg[:last] + inserted + jpeg[last:] + jpeg, header) == (scans, True)
+        assert read_scans(jpeg[:last_scan] + inserted + jpeg[last_scan:] + jpeg, header) == (scans, True)
 
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"mode": "L"}])
 def test_read_scans_says_that_a_progressive_jpeg_lacks_scans(picture, encode, options):
     jpeg = encode(picture, "JPEG", progressive=True, **options)
     header = header_of(jpeg)
-    at, ends = header.first_scan, []
-    while (at := jpeg.find(b"\xff\xda", at + 1)) >= 0:
-        ends.append(at)
+    scan, ends = header.first_scan, []
+    while (scan := jpeg.find(b"\xff\xda", scan + 1)) >= 0:
+        ends.append(scan)
     assert len(ends) >= 5
     for scans, end in enumerate(ends, 1):
         assert read_scans(jpeg[:end] + b"\xff\xd9", header) == (scans, False)
@@ -89,6 +89,7 @@ def test_read_scans_says_that_a_progressive_jpeg_lacks_scans(picture, encode, op
         lambda jpeg: jpeg.replace(b"\xff\xc0\x00\x11\x08\x00\x53", b"\xff\xc0\x00\x11\x08\x00\x00"),
         lambda jpeg: jpeg[:20] + jpeg[jpeg.index(b"\xff\xda") :],
     ],
+    ids=["junk", "no scan", "only the start", "end before the frame", "height 0", "no frame"],
 )
 def test_scan_markers_of_an_unusual_jpeg_is_none(picture, encode, change):
     assert scan_markers(change(encode(picture, "JPEG"))) is None

@@ -9,15 +9,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from helpers.jpeg_crops import (
-    always,
-    check_not_cut,
-    check_pixels,
-    jpeg_decoders,
-    with_cutting,
-    without_cutting,
-)
-from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
+from helpers.jpeg_crops import always_cutting, check_not_cut, check_pixels, jpeg_decoders, with_cutting, without_cutting
+from helpers.jpeg_restarts import SAMPLINGS, header_of, make_jpeg
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -31,6 +24,7 @@ from gpuload.packing.jpeg_cuttable import add_index
 
 Region = tuple[int, int, int, int]
 TABLES = b"\xff\xdb\x00\x43"  # these bytes follow the index
+SCAN_HEADER_BYTES = 14
 
 
 def add_index_to(jpeg: bytes, max_bytes: int = 65_000) -> bytes:
@@ -41,14 +35,14 @@ def add_index_to(jpeg: bytes, max_bytes: int = 65_000) -> bytes:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[bytes, Region, str]:
+def jpegs_and_regions(draw: st.DrawFn) -> tuple[bytes, Region, str]:
+    """Draw a JPEG with an index, a region of it, and its sampling."""
     sampling = draw(st.sampled_from(list(SAMPLINGS)))
     mcus = draw(st.integers(2, 9)), draw(st.integers(1, 7))
-    size = SAMPLINGS[sampling][3]
-    short = draw(st.integers(0, size[0] - 1)), draw(st.integers(0, size[1] - 1))
-    jpeg = restarted(
-        sampling, mcus, 0, short, draw(st.integers(0, 3)), draw(st.sampled_from(["noise", "smooth", "few"]))
-    )
+    size = SAMPLINGS[sampling].mcu_size_wh
+    missing_pixels = draw(st.integers(0, size[0] - 1)), draw(st.integers(0, size[1] - 1))
+    seed, content = draw(st.integers(0, 3)), draw(st.sampled_from(["noise", "smooth", "few"]))
+    jpeg = make_jpeg(sampling, mcus, missing_pixels_wh=missing_pixels, seed=seed, content=content)
     full_height, full_width = header_of(jpeg)[2:4]
     top = draw(st.just(0) | st.integers(0, full_height - 1))
     left = draw(st.just(0) | st.integers(0, full_width - 1))
@@ -61,7 +55,7 @@ def cases(draw: st.DrawFn) -> tuple[bytes, Region, str]:
 
 @pytest.mark.slow
 @settings(max_examples=400)
-@given(cases())
+@given(jpegs_and_regions())
 def test_indexed_cut_equals_the_region_of_the_entire_image(case):
     jpeg, region, sampling = case
     check_pixels(jpeg, sampling, [region], jpeg_decoders())
@@ -70,8 +64,8 @@ def test_indexed_cut_equals_the_region_of_the_entire_image(case):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("content", ["noise", "smooth", "few"])
 def test_indexed_cut_at_the_edges_of_columns_and_of_the_image(sampling, content):
-    width, height = SAMPLINGS[sampling][3]
-    jpeg = add_index_to(restarted(sampling, (6, 4), 0, (1, 1), content=content))
+    width, height = SAMPLINGS[sampling].mcu_size_wh
+    jpeg = add_index_to(make_jpeg(sampling, (6, 4), missing_pixels_wh=(1, 1), content=content))
     regions = [
         (top, left, bottom - top, right - left)
         for top in (0, height - 1, height, height + 1)
@@ -94,7 +88,7 @@ def test_indexed_cuts_of_photographs_equal_their_regions(photos):
             height, width = (int(rng.integers(1, size + 1)) for size in (header.height, header.width))
             top = (0, header.height - height)[number] if number < 2 else int(rng.integers(header.height - height + 1))
             left = (header.width - width, 0)[number] if number < 2 else int(rng.integers(header.width - width + 1))
-            with always:
+            with always_cutting:
                 part = cut(with_index, header_of(with_index), (top, left, height, width))
             pixels, message = SimpleJpeg().decode(part.data, part.header, False, part.region_tlhw)
             assert not message
@@ -104,31 +98,31 @@ def test_indexed_cuts_of_photographs_equal_their_regions(photos):
 
 
 @pytest.fixture(scope="module")
-def large() -> bytes:
+def large_jpeg() -> bytes:
     """512×384, 4:2:0, 32×24 MCUs."""
-    return add_index_to(restarted("4:2:0", (32, 24), 0), 3_000)
+    return add_index_to(make_jpeg("4:2:0", (32, 24)), 3_000)
 
 
-def test_indexed_cut_is_a_jpeg_without_restarts_of_the_blocks_it_touches(large):
-    header = header_of(large)
-    index = find_grid(large, header)
+def test_indexed_cut_is_a_jpeg_without_restarts_of_the_blocks_it_touches(large_jpeg):
+    header = header_of(large_jpeg)
+    index = find_grid(large_jpeg, header)
     assert (index.rows, index.cell_height, index.cell_width) == (24, 16, 16 * index.cell_mcus_across)
-    part = cut(large, header, (100, 250, 60, 100))
+    part = cut(large_jpeg, header, (100, 250, 60, 100))
     assert part.header[:5] == header_of(part.data)[:5]
     assert (part.header.index_at, part.header.restart_interval) == (0, 0)
     assert part.header.first_scan == header_of(part.data).first_scan
     assert part.header.frame_at == header_of(part.data).frame_at
-    assert len(part.data) < len(large) / 10
+    assert len(part.data) < len(large_jpeg) / 10
     assert part.header.height == 80  # five rows of blocks
     assert part.header.width <= 100 + 2 * index.cell_width + 16
 
 
-def test_indexed_cut_of_middle_rows_has_margins_above_and_to_the_left(large):
+def test_indexed_cut_of_middle_rows_has_margins_above_and_to_the_left(large_jpeg):
     sizes = {}
-    with always:
+    with always_cutting:
         for left in (0, 40):
             for top in (0, 40):
-                part = cut(large, header_of(large), (top, left, 30, 512 - left))
+                part = cut(large_jpeg, header_of(large_jpeg), (top, left, 30, 512 - left))
                 sizes[left, top] = part.region_tlhw[:2], part.header.height
     assert sizes[0, 0] == ((0, 0), 32)
     assert sizes[0, 40] == ((16 + 8, 0), 16 + 48)
@@ -137,54 +131,54 @@ def test_indexed_cut_of_middle_rows_has_margins_above_and_to_the_left(large):
 
 
 FORGERIES = {
-    "none": lambda large: b"",
-    "longer codes": lambda large: forge_index(large, FIXED.size - 4, b"\x28" * 24),
-    "fewer than no paddings": lambda large: forge_paddings(large),
+    "none": lambda jpeg: b"",
+    "longer codes": lambda jpeg: forge_index(jpeg, FIXED.size - 4, b"\x28" * 24),
+    "fewer than no paddings": lambda jpeg: forge_paddings(jpeg),
 }
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_cut_files_equals_cut_of_each_file(large, forgery):
+def test_cut_files_equals_cut_of_each_file(large_jpeg, forgery):
     """The files have various tables and layouts, restart markers, no index, or one that does not fit."""
     rng = np.random.default_rng(7)
     files = [
-        add_index_to(restarted(sampling, (24, 20), 0, content=content), most)
+        add_index_to(make_jpeg(sampling, (24, 20), content=content), max_bytes)
         for sampling in SAMPLINGS
-        for content, most in (("smooth", 65_000), ("noise", 3_000))
+        for content, max_bytes in (("smooth", 65_000), ("noise", 3_000))
     ]
     files += [
-        large,
-        with_index_of_another_picture(large),
-        flip_bit(large, header_of(large).index_at + 700),
-        restarted("4:4:4", (24, 20), 4),
+        large_jpeg,
+        with_index_of_another_picture(large_jpeg),
+        flip_bit(large_jpeg, header_of(large_jpeg).index_at + 700),
+        make_jpeg("4:4:4", (24, 20), interval=4),
     ]
-    files += [restarted("4:2:0", (24, 20), 0), *filter(None, [FORGERIES[forgery](large)])]
+    files += [make_jpeg("4:2:0", (24, 20)), *filter(None, [FORGERIES[forgery](large_jpeg)])]
     requests = []
-    for number, jpeg in enumerate([*files, large, *files, large]):
+    for number, jpeg in enumerate([*files, large_jpeg, *files, large_jpeg]):
         header = header_of(jpeg)
         height, width = int(rng.integers(30, header.height - 30)), int(rng.integers(30, header.width - 30))
         top, left = int(rng.integers(header.height - height + 1)), int(rng.integers(header.width - width + 1))
         requests.append((jpeg, header, (top, left * (number < len(files)), height, width)))
-    with always:
+    with always_cutting:
         parts, each_alone = cut_files(requests), [cut(*request) for request in requests]
     assert parts == each_alone
     assert 20 < sum(part is not None for part in parts) < len(parts)
 
 
-def replace_bytes(jpeg: bytes, at: int, value: bytes) -> bytes:
-    return jpeg[:at] + value + jpeg[at + len(value) :]
+def replace_bytes(jpeg: bytes, offset: int, value: bytes) -> bytes:
+    return jpeg[:offset] + value + jpeg[offset + len(value) :]
 
 
-def flip_bit(jpeg: bytes, at: int) -> bytes:
-    return replace_bytes(jpeg, at, bytes((jpeg[at] ^ 4,)))
+def flip_bit(jpeg: bytes, offset: int) -> bytes:
+    return replace_bytes(jpeg, offset, bytes((jpeg[offset] ^ 4,)))
 
 
 def extend_index(jpeg: bytes) -> bytes:
     """Append bytes to the index and adapt its segment's length, but not the length that the index names."""
-    at = header_of(jpeg).index_at
-    length = struct.unpack_from(">H", jpeg, at + 2)[0]
-    end = at + 2 + length
-    return jpeg[: at + 2] + struct.pack(">H", length + 3) + jpeg[at + 4 : end] + b"abc" + jpeg[end:]
+    index_at = header_of(jpeg).index_at
+    length = struct.unpack_from(">H", jpeg, index_at + 2)[0]
+    end = index_at + 2 + length
+    return jpeg[: index_at + 2] + struct.pack(">H", length + 3) + jpeg[index_at + 4 : end] + b"abc" + jpeg[end:]
 
 
 def with_index_of_another_picture(jpeg: bytes) -> bytes:
@@ -207,33 +201,33 @@ DAMAGES = {
     "the scan's end": lambda jpeg: flip_bit(jpeg, len(jpeg) - 20),
     "cut off": lambda jpeg: jpeg[:-900],
     "cut off, with an end": lambda jpeg: jpeg[:-900] + b"\xff\xd9",
-    "nothing behind the header": lambda jpeg: jpeg[: header_of(jpeg).first_scan + 14],
+    "nothing after the header": lambda jpeg: jpeg[: header_of(jpeg).first_scan + SCAN_HEADER_BYTES],
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_index_that_does_not_fit_the_file_is_not_used(large, damage):
+def test_index_that_does_not_fit_the_file_is_not_used(large_jpeg, damage):
     region = (150, 200, 80, 90)
-    assert cut(large, header_of(large), region) is not None
-    check_not_cut(DAMAGES[damage](large), region)
+    assert cut(large_jpeg, header_of(large_jpeg), region) is not None
+    check_not_cut(DAMAGES[damage](large_jpeg), region)
 
 
-def test_index_with_any_changed_byte_is_not_used(large):
-    header = header_of(large)
-    end = large.index(TABLES, header.index_at)
-    for at in range(header.index_at + 4, end, 41):
-        damaged = flip_bit(large, at)
+def test_index_with_any_changed_byte_is_not_used(large_jpeg):
+    header = header_of(large_jpeg)
+    end = large_jpeg.index(TABLES, header.index_at)
+    for offset in range(header.index_at + 4, end, 41):
+        damaged = flip_bit(large_jpeg, offset)
         assert cut(damaged, header_of(damaged), (150, 200, 80, 90)) is None
 
 
-def test_indexed_cut_is_right_where_bits_above_are_flipped(large):
+def test_indexed_cut_is_right_where_bits_above_are_flipped(large_jpeg):
     """The entire image has other pixels there, or none: the bits that follow a flipped bit are misread."""
     rng, decoder, region = np.random.default_rng(3), Decoder(Decode()), (250, 300, 80, 90)
-    intact, better_than_uncut, refused = with_cutting(decoder, large, region), 0, 0
-    scan = header_of(large).first_scan + 14 + 256
+    intact, better_than_uncut, refused = with_cutting(decoder, large_jpeg, region), 0, 0
+    scan = header_of(large_jpeg).first_scan + SCAN_HEADER_BYTES + 256  # changed begins make the index unused
     for _ in range(20):
-        at = int(rng.integers(scan, scan + (len(large) - scan) // 3))
-        damaged = flip_bit(large, at)
+        offset = int(rng.integers(scan, scan + (len(large_jpeg) - scan) // 3))
+        damaged = flip_bit(large_jpeg, offset)
         pixels = with_cutting(decoder, damaged, region)
         if pixels is None or cut(damaged, header_of(damaged), region) is None:
             refused += 1
@@ -241,38 +235,38 @@ def test_indexed_cut_is_right_where_bits_above_are_flipped(large):
         np.testing.assert_array_equal(pixels, intact)
         uncut = without_cutting(decoder, damaged, region)
         better_than_uncut += uncut is None or not np.array_equal(uncut, intact)
-    assert better_than_uncut > 10
-    assert not refused
+    assert better_than_uncut > 10, "too few of the 20 bits changed pixels without cutting"
+    assert refused == 0
 
 
-def forge_index(jpeg: bytes, at: int, value: bytes) -> bytes:
+def forge_index(jpeg: bytes, offset: int, value: bytes) -> bytes:
     """Replace bytes of the index, and update its checksum."""
     begin = header_of(jpeg).index_at + 4 + len(INDEX)
     end = jpeg.index(TABLES, begin)
-    body = replace_bytes(jpeg[begin + 4 : end], at, value)
+    body = replace_bytes(jpeg[begin + 4 : end], offset, value)
     return jpeg[:begin] + struct.pack("<I", crc32(body)) + body + jpeg[end:]
 
 
 def forge_paddings(jpeg: bytes) -> bytes:
     """Give the index a negative number of paddings, and update its length and checksum."""
     header = header_of(jpeg)
-    at, index = header.index_at, find_grid(jpeg, header)
+    index_at, index = header.index_at, find_grid(jpeg, header)
     fields = [*FIXED.unpack_from(jpeg, index.tables_at - FIXED.size)[:-1], 90]
     removed_bytes = index.kind_count * 8 * (90 - index.min_padding)
     body = FIXED.pack(*fields)[4:] + jpeg[index.tables_at + removed_bytes : index.end]
     segment = INDEX + struct.pack("<I", crc32(body)) + body
-    return jpeg[: at + 2] + struct.pack(">H", 2 + len(segment)) + segment + jpeg[index.end :]
+    return jpeg[: index_at + 2] + struct.pack(">H", 2 + len(segment)) + segment + jpeg[index.end :]
 
 
-def test_forged_index_changes_at_most_pixels(large):
+def test_forged_index_changes_at_most_pixels(large_jpeg):
     """Pixels may be wrong, as in any forged file, but decoding neither fails nor takes more memory."""
     rng, decoder, region = np.random.default_rng(5), Decoder(Decode()), (150, 200, 80, 90)
-    header = header_of(large)
-    size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
+    header = header_of(large_jpeg)
+    size = large_jpeg.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
     were_cut = 0
     for number in range(400):
-        at = number % 28 if number < 200 else int(rng.integers(28, size - 8))
-        jpeg = forge_index(large, at, rng.bytes(4))
+        offset = number % 28 if number < 200 else int(rng.integers(28, size - 8))
+        jpeg = forge_index(large_jpeg, offset, rng.bytes(4))
         header = header_of(jpeg)
         part = cut(jpeg, header, region)
         if part is not None:
@@ -282,47 +276,47 @@ def test_forged_index_changes_at_most_pixels(large):
     assert 0 < were_cut < 400
 
 
-def test_forged_index_changes_no_pixel_if_index_is_false(large):
+def test_forged_index_changes_no_pixel_if_index_is_false(large_jpeg):
     """With the index, some of these regions have other pixels: a forger chooses what is seen."""
     rng, region = np.random.default_rng(5), (150, 200, 80, 90)
     with_index, without_index = Decoder(Decode()), Decoder(Decode(index=False))
-    header = header_of(large)
-    size = large.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
-    image, changed_count = with_cutting(without_index, large, region), 0
+    header = header_of(large_jpeg)
+    size = large_jpeg.index(TABLES, header.index_at) - header.index_at - 4 - len(INDEX) - 4
+    image, changed_count = with_cutting(without_index, large_jpeg, region), 0
     for _ in range(60):
-        jpeg = forge_index(large, int(rng.integers(28, size - 8)), rng.bytes(4))
+        jpeg = forge_index(large_jpeg, int(rng.integers(28, size - 8)), rng.bytes(4))
         np.testing.assert_array_equal(with_cutting(without_index, jpeg, region), image)
         changed_count += not np.array_equal(with_cutting(with_index, jpeg, region), image)
-    assert changed_count > 0
+    assert changed_count > 0, "no forged index changed pixels"
     assert (without_index.counts["cut"], with_index.counts["cut"] > 0) == (0, True)
 
 
-def test_index_with_swapped_pages_is_not_used(large):
-    header = header_of(large)
-    begin, end = header.index_at + 4 + len(INDEX) + 4 + 100, large.index(TABLES, header.index_at)
+def test_index_with_swapped_pages_is_not_used(large_jpeg):
+    header = header_of(large_jpeg)
+    begin, end = header.index_at + 4 + len(INDEX) + 4 + 100, large_jpeg.index(TABLES, header.index_at)
     step = (end - begin) // 2
-    first, second = large[begin : begin + step], large[begin + step : begin + 2 * step]
-    swapped = large[:begin] + second + first + large[begin + 2 * step :]
-    assert sorted(swapped) == sorted(large)
-    assert swapped != large
-    assert (is_cuttable(large, header), is_cuttable(swapped, header_of(swapped))) == (True, False)
+    first, second = large_jpeg[begin : begin + step], large_jpeg[begin + step : begin + 2 * step]
+    swapped = large_jpeg[:begin] + second + first + large_jpeg[begin + 2 * step :]
+    assert sorted(swapped) == sorted(large_jpeg)
+    assert swapped != large_jpeg
+    assert (is_cuttable(large_jpeg, header), is_cuttable(swapped, header_of(swapped))) == (True, False)
 
 
-def test_cut_files_gives_a_forged_index_no_tables_of_other_files(large):
-    jpeg, header, region = forge_index(large, FIXED.size - 8, b"\x02"), header_of(large), (150, 200, 80, 90)
-    requests = [(jpeg, header_of(jpeg), region), (large, header, region)]  # the third kind of components, of two
-    assert cut_files(requests) == [None, cut(large, header, region)]
+def test_cut_files_gives_a_forged_index_no_tables_of_other_files(large_jpeg):
+    jpeg, header, region = forge_index(large_jpeg, FIXED.size - 8, b"\x02"), header_of(large_jpeg), (150, 200, 80, 90)
+    requests = [(jpeg, header_of(jpeg), region), (large_jpeg, header, region)]  # the third kind of components, of two
+    assert cut_files(requests) == [None, cut(large_jpeg, header, region)]
 
 
-def test_forged_index_whose_parts_all_hold_the_entire_scan_is_not_used(large):
-    header = header_of(large)
-    index = find_grid(large, header)
+def test_forged_index_whose_parts_all_hold_the_entire_scan_is_not_used(large_jpeg):
+    header = header_of(large_jpeg)
+    index = find_grid(large_jpeg, header)
     columns, nbytes = index.columns, point_bytes(*index.widths)
     count = index.rows * columns + 1
-    at = large.index(TABLES, header.index_at) - count * nbytes - (index.tables_at - FIXED.size + 4)
+    points_offset = large_jpeg.index(TABLES, header.index_at) - count * nbytes - (index.tables_at - FIXED.size + 4)
     places = np.zeros(count, "<u8")
-    places[::columns] = 8 * (len(large) - header.first_scan - 100)  # where a row begins, and the one above ends
-    jpeg = forge_index(large, at, places.view(np.uint8).reshape(count, 8)[:, :nbytes].tobytes())
-    with always:
-        assert cut(large, header, (0, 100, 384, 412)) is not None
+    places[::columns] = 8 * (len(large_jpeg) - header.first_scan - 100)  # where a row begins, and the one above ends
+    jpeg = forge_index(large_jpeg, points_offset, places.view(np.uint8).reshape(count, 8)[:, :nbytes].tobytes())
+    with always_cutting:
+        assert cut(large_jpeg, header, (0, 100, 384, 412)) is not None
         assert cut(jpeg, header_of(jpeg), (0, 100, 384, 412)) is None

@@ -12,7 +12,7 @@ from helpers import lacking
 
 from gpuload.decode.native_messages import native_messages, one_line, run_and_capture
 
-pytestmark = lacking.mark("glibc", native_messages() is None)
+pytestmark = lacking.mark_missing("glibc", native_messages() is None)
 
 
 def print_in_c(text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""PNM files of any maximum, which Pillow decodes slowly, number by number, equal Pillow's result."""
+"""PNM files of any maximum are decoded to the pixels of Pillow's decoder, which reads number by number and is slow."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_pnm_of_any_maximum_equals_pillows_slow_decoder(maximum, monkeypatch):
     grey, colour = rng.integers(0, maximum + 1, (53, 37)), rng.integers(0, maximum + 1, (53, 37, 3))
     files = [b"P5\n# by hand\n37 53 %d\n" % maximum + grey.astype(dtype).tobytes()]
     files += [b"P6 37 53 %d\n" % maximum + colour.astype(dtype).tobytes() + b"more"]
-    expected = [Image.open(io.BytesIO(data)) for data in files]
-    pixels = [np.asarray(image) for image in expected]
+    images_by_pillow = [Image.open(io.BytesIO(data)) for data in files]
+    pixels_by_pillow = [np.asarray(image) for image in images_by_pillow]
     monkeypatch.setattr(PpmImagePlugin.PpmDecoder, "decode", lambda *_: pytest.fail("read number by number"))
-    for data, image, numbers in zip(files, expected, pixels, strict=True):
+    for data, image, expected_pixels in zip(files, images_by_pillow, pixels_by_pillow, strict=True):
         opened = open_image(data, "PPM")
-        assert np.array_equal(opened.values((0, 0, 53, 37)), numbers)
+        assert np.array_equal(opened.values((0, 0, 53, 37)), expected_pixels)
         assert opened.mode == image.mode
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.decoders import NAMES, decoder_by
 from helpers.generated_images import jpeg_bytes
-from helpers.jpeg_restarts import SAMPLINGS, restarted
+from helpers.jpeg_restarts import SAMPLINGS, make_jpeg
 from PIL import Image
 
 from gpuload.datasets.sample import Encoded
@@ -18,8 +18,8 @@ from gpuload.errors import DecodeError
 from gpuload.packing.jpeg_cuttable import make_cuttable
 
 Region = tuple[int, int, int, int]
-HEIGHT, WIDTH = 611, 803  # no multiple of a block
-SIZE = (40, 44)
+HEIGHT, WIDTH = 611, 803  # not multiples of a block
+SIZE_HW = (40, 44)
 at_no_cost = mock.patch("gpuload.decode.scaled.SCALED_NS", -1e9)
 REGIONS = [(0, 0, HEIGHT, WIDTH), (3, 5, 409, 370), (97, 213, 327, 355), (150, 433, 461, 370), (201, 441, 81, 91)]
 
@@ -40,9 +40,9 @@ def decode_both_ways(
     encoded = Encoded(jpeg, mode)
     header = decoder.header(encoded)
     exact = decoder.decode(encoded, header, region)
-    fast = np.empty((*SIZE, exact.shape[2]), np.uint8)
+    fast = np.empty((*SIZE_HW, exact.shape[2]), np.uint8)
     decoder.decode_resized(encoded, header, region, eighths, filter, fast)
-    resized = resample(Scaled(exact, (0, 0, *exact.shape[:2])), SIZE, filter)
+    resized = resample(Scaled(exact, (0, 0, *exact.shape[:2])), SIZE_HW, filter)
     return resized.astype(np.int64), fast.astype(np.int64)
 
 
@@ -53,7 +53,7 @@ def check_same_place(exact: np.ndarray, fast: np.ndarray, tolerance: int = 3) ->
 
 
 def eighths_for(region: Region) -> int:
-    return next(n for n in EIGHTHS if region[2] * n >= 8 * SIZE[0] and region[3] * n >= 8 * SIZE[1])
+    return next(n for n in EIGHTHS if region[2] * n >= 8 * SIZE_HW[0] and region[3] * n >= 8 * SIZE_HW[1])
 
 
 JPEG_OPTIONS = {
@@ -103,13 +103,13 @@ def test_decode_resized_of_gray_images(slopes, encode, mode):
     decoder = Decoder(Decode())
     exact, fast = decode_both_ways(decoder, encode(slopes[:, :, 0], quality=98), (90, 13, 402, 411), 1, mode=mode)
     assert decoder.counts["scaled"] == 1
-    assert exact.shape == fast.shape == (*SIZE, 3 if mode == "RGB" else 1)
+    assert exact.shape == fast.shape == (*SIZE_HW, 3 if mode == "RGB" else 1)
     check_same_place(exact, fast)
 
 
 @pytest.mark.parametrize("sampling", [name for name in SAMPLINGS if "grey" not in name])
 def test_decode_resized_does_not_depend_on_the_rows_below(sampling):
-    jpeg = restarted(sampling, (24, 28), 0)
+    jpeg = make_jpeg(sampling, (24, 28))
     decoder, out = Decoder(Decode()), [np.empty((20, 20, 3), np.uint8) for _ in range(2)]
     encoded, region = Encoded(jpeg), (0, 0, 96, 170)
     header = decoder.header(encoded)
@@ -120,10 +120,10 @@ def test_decode_resized_does_not_depend_on_the_rows_below(sampling):
     np.testing.assert_array_equal(*out)
 
 
-@pytest.mark.parametrize("way", ["markers", "index"])
-def test_decode_resized_of_a_cut_region_equals_uncut(way):
-    jpeg = restarted("4:2:0", (40, 30), 4 if way == "markers" else 0, seed=5)
-    if way == "index":
+@pytest.mark.parametrize("cut_by", ["markers", "index"])
+def test_decode_resized_of_a_cut_region_equals_uncut(cut_by):
+    jpeg = make_jpeg("4:2:0", (40, 30), interval=4 if cut_by == "markers" else 0, seed=5)
+    if cut_by == "index":
         jpeg = make_cuttable(jpeg)
     decoder = Decoder(Decode())
     encoded = Encoded(jpeg)
@@ -152,18 +152,19 @@ class TestDamage:
         np.testing.assert_array_equal(fast, intact)
 
     @pytest.mark.parametrize(
-        ("name", "damage", "region"),
+        ("decoder_name", "damage", "region"),
         [
-            (None, lambda jpeg, at: jpeg[:at] + b"\xff\xfe" * 20 + jpeg[at + 40 :], REGION),  # wrong markers
-            (None, lambda jpeg, at: jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH)),
-            ("Pillow", lambda jpeg, at: jpeg, REGION),
+            (None, lambda jpeg, offset: jpeg[:offset] + b"\xff\xfe" * 20 + jpeg[offset + 40 :], REGION),
+            (None, lambda jpeg, offset: jpeg[:-2] + bytes(100) + jpeg[-2:], (0, 0, HEIGHT, WIDTH)),
+            ("Pillow", lambda jpeg, offset: jpeg, REGION),
         ],
+        ids=["wrong markers in the region", "surplus bytes", "Pillow"],
     )
     def test_damage_in_the_region_surplus_bytes_and_pillow_fall_back_to_exact_decoding(
-        self, slopes, name, damage, region
+        self, slopes, decoder_name, damage, region
     ):
         jpeg = jpeg_bytes(slopes, quality=98)
-        decoder = Decoder(Decode()) if name is None else decoder_by(name)
+        decoder = Decoder(Decode()) if decoder_name is None else decoder_by(decoder_name)
         exact, fast = decode_both_ways(decoder, damage(jpeg, len(jpeg) // 5), region, 1)
         assert decoder.counts["scaled"] == 0
         np.testing.assert_array_equal(fast, exact)
@@ -171,7 +172,7 @@ class TestDamage:
     def test_refusal_has_the_message_of_exact_decoding(self, slopes):
         jpeg = jpeg_bytes(slopes, quality=98)
         encoded, decoder = Encoded(jpeg[: len(jpeg) // 4]), Decoder(Decode())
-        header, out = decoder.header(encoded), np.empty((*SIZE, 3), np.uint8)
+        header, out = decoder.header(encoded), np.empty((*SIZE_HW, 3), np.uint8)
         with pytest.raises(DecodeError) as exact:
             decoder.decode(encoded, header, (8, 13, 590, 411))
         with pytest.raises(DecodeError) as fast:
@@ -205,34 +206,34 @@ class TestChoice:
 
     def test_choose_eighths_is_0_where_scaling_costs_more(self, slopes):
         jpeg = jpeg_bytes(slopes)
-        assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 1
-        assert self.choose(jpeg, (HEIGHT - 160, 0, 160, 176), SIZE) == 0, "the rows above cost more than the region"
+        assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE_HW) == 1
+        # the rows above would cost more than the region
+        assert self.choose(jpeg, (HEIGHT - 160, 0, 160, 176), SIZE_HW) == 0
         at_high_cost = mock.patch("gpuload.decode.scaled.SCALED_NS", 1e9)
         with at_high_cost:
-            assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 0
+            assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE_HW) == 0
 
     @pytest.mark.parametrize(
-        ("expected", "kind"),
-        [(4, {}), (0, {"restart_marker_blocks": 7}), (0, {"progressive": True})],
+        ("expected", "kind"), [(4, {}), (0, {"restart_marker_blocks": 7}), (0, {"progressive": True})]
     )
     def test_choose_eighths_counts_rows_below_that_cannot_be_dropped(self, slopes, expected, kind):
         jpeg = jpeg_bytes(slopes, subsampling=0, **kind)
         with mock.patch("gpuload.decode.scaled.SCALED_NS", 0):
-            assert self.choose(jpeg, (0, 0, 100, WIDTH), SIZE) == expected
-            assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE) == 1
+            assert self.choose(jpeg, (0, 0, 100, WIDTH), SIZE_HW) == expected
+            assert self.choose(jpeg, (0, 0, HEIGHT, WIDTH), SIZE_HW) == 1
 
     def test_choose_eighths_is_0_where_pixels_would_differ(self, slopes, encode):
         region, jpeg = (0, 0, HEIGHT, WIDTH), jpeg_bytes(slopes)
-        assert self.choose(jpeg, region, SIZE, "nearest") == 0
-        assert self.choose(jpeg, region, SIZE, "plain bilinear") == 0
-        assert self.choose(jpeg, region, SIZE, mode="L") == 0, "which Pillow converts"
-        assert self.choose(encode(slopes, "JPEG", "CMYK"), region, SIZE) == 0
-        assert self.choose(encode(slopes, "PNG"), region, SIZE) == 0
-        assert self.choose(jpeg[:-500], region, SIZE) == 0, "cut off"
+        assert self.choose(jpeg, region, SIZE_HW, "nearest") == 0
+        assert self.choose(jpeg, region, SIZE_HW, "plain bilinear") == 0
+        assert self.choose(jpeg, region, SIZE_HW, mode="L") == 0  # Pillow converts to gray
+        assert self.choose(encode(slopes, "JPEG", "CMYK"), region, SIZE_HW) == 0
+        assert self.choose(encode(slopes, "PNG"), region, SIZE_HW) == 0
+        assert self.choose(jpeg[:-500], region, SIZE_HW) == 0
         progressive = jpeg_bytes(slopes, progressive=True)
-        assert self.choose(progressive, region, SIZE) == 1
-        last = progressive.rfind(b"\xff\xda")
-        assert self.choose(progressive[:last] + b"\xff\xd9", region, SIZE) == 0, "without its last scan"
+        assert self.choose(progressive, region, SIZE_HW) == 1
+        last_scan = progressive.rfind(b"\xff\xda")
+        assert self.choose(progressive[:last_scan] + b"\xff\xd9", region, SIZE_HW) == 0
 
     def test_choose_eighths_of_a_rotated_image_uses_the_stored_size(self, slopes):
         exif = Image.Exif()
@@ -246,8 +247,8 @@ class TestChoice:
         jpeg = jpeg_bytes(slopes)
         header = Decoder(Decode()).header(Encoded(jpeg))
         assert header.jpeg is not None
-        expected = choose_eighths(jpeg, header.jpeg, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear")
+        expected = choose_eighths(jpeg, header.jpeg, (0, 0, HEIGHT, WIDTH), SIZE_HW, "bilinear")
         for name in NAMES:
             decoder = decoder_by(name)
-            assert decoder.eighths(Encoded(jpeg), header, (0, 0, HEIGHT, WIDTH), SIZE, "bilinear") == expected == 1
+            assert decoder.eighths(Encoded(jpeg), header, (0, 0, HEIGHT, WIDTH), SIZE_HW, "bilinear") == expected == 1
             assert decoder.counts == dict.fromkeys(decoder.counts, 0)

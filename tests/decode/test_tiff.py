@@ -20,11 +20,11 @@ HEIGHT, WIDTH = 4, 6
 Tags = dict[int, tuple[int, ...]]
 
 
-def page_tags(samples: int = 1, bits: int = 8, **others: tuple[int, ...]) -> Tags:
-    """Return the tags of an uncompressed page of one strip, and others by number, such as t254=(1,)."""
+def page_tags(samples: int = 1, bits: int = 8, **other_tags: tuple[int, ...]) -> Tags:
+    """Return the tags of an uncompressed page of one strip, and further tags by number, such as t254=(1,)."""
     tags: Tags = {256: (WIDTH,), 257: (HEIGHT,), 258: (bits,) * samples, 259: (1,), 262: (1,), 273: (0,)}
     tags |= {277: (samples,), 278: (HEIGHT,), 279: (HEIGHT * WIDTH * samples * bits // 8,)}
-    return tags | {int(name[1:]): value for name, value in others.items()}
+    return tags | {int(name[1:]): value for name, value in other_tags.items()}
 
 
 def tiff_file(*pages: Tags, order: str = "<", big: bool = False) -> bytes:
@@ -40,8 +40,8 @@ def tiff_file(*pages: Tags, order: str = "<", big: bool = False) -> bytes:
         for tag, numbers in sorted({**tags, 273: (strip,)}.items()):
             packed = struct.pack(f"{order}{len(numbers)}I", *numbers)
             if len(packed) > struct.calcsize(number):
-                packed, at = struct.pack(order + number, len(data)), packed
-                data += at
+                packed, outside = struct.pack(order + number, len(data)), packed
+                data += outside
             entries += struct.pack(order + "HH" + number, tag, 4, len(numbers)) + packed.ljust(
                 struct.calcsize(number), b"\0"
             )
@@ -60,7 +60,7 @@ def test_read_pages_of_each_byte_order_and_of_big_tiffs(order: str, big: bool) -
     assert read_pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
 
 
-@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # which Pillow reads
+@pytest.mark.parametrize(("order", "big"), [("<", False), ("<", True), (">", False)])  # the kinds that Pillow reads
 def test_decode_returns_the_first_page(order: str, big: bool) -> None:
     data = tiff_file(page_tags(), page_tags(3, 16), order=order, big=big)
     assert decode(data, "L").tolist() == np.ones((HEIGHT, WIDTH, 1)).tolist()
@@ -80,15 +80,14 @@ def test_decode_returns_the_first_page(order: str, big: bool) -> None:
         ([page_tags(3, 16, t262=(2,), t284=(2,), t273=(8, 8, 8))], "16 bits per channel, of which Pillow returns 8"),
     ],
 )
-def test_unchanged_refuses_a_tiff_that_pillow_returns_only_in_part(pages: list[Tags], lost: str) -> None:
+def test_mode_unchanged_refuses_a_tiff_that_pillow_returns_only_in_part(pages: list[Tags], lost: str) -> None:
     data = tiff_file(*pages)
     end = (
         r"; read it in the dataset, for example with tifffile.imread\(path\), and yield gpuload.Image\(array, "
         r"layout='CHW' or 'HWC'\) of uint8, uint16 or float32$"
     )
-    with pytest.raises(
-        DecodeError, match=f"^mode='unchanged' returns everything in a file, but this TIFF has {lost}{end}"
-    ):
+    text = f"^mode='unchanged' returns everything in a file, but this TIFF has {lost}{end}"
+    with pytest.raises(DecodeError, match=text):
         decode(data, "unchanged")
 
 
@@ -105,13 +104,13 @@ def test_mask_of_several_pages_is_refused() -> None:
 
 @pytest.mark.parametrize("tags", [{"t254": (1,)}, {"t254": (4,)}, {"t254": (5,)}, {"t255": (2,)}])
 def test_reduced_copies_and_masks_do_not_count_as_pages(tags: dict[str, tuple[int, ...]]) -> None:
-    """Cloud-optimized GeoTIFFs have such pages."""
+    """Cloud-optimized GeoTIFFs have pages that tag 254 or 255 marks as a reduced copy or a mask."""
     data = tiff_file(page_tags(bits=16), page_tags(bits=16, **tags), page_tags(**tags))
     assert decode(data, "unchanged")[:, :, 0].tolist() == np.full((HEIGHT, WIDTH), 0x0101).tolist()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "LAB", "I;16", "F"])
-def test_unchanged_accepts_each_mode_that_pillow_writes(mode: str) -> None:
+def test_mode_unchanged_accepts_each_mode_that_pillow_writes(mode: str) -> None:
     file = io.BytesIO()
     Image.new(mode, (WIDTH, HEIGHT)).save(file, "TIFF")
     assert decode(file.getvalue(), "unchanged").shape[:2] == (HEIGHT, WIDTH)
@@ -133,16 +132,15 @@ def test_error_of_a_tiff_that_pillow_cannot_read_suggests_tifffile(bits: int) ->
         f". If the file is not damaged but of a kind that Pillow does not read (it has 5 channels of {bits} bits), "
         "read it in the dataset, for example with tifffile.imread(path), and yield gpuload.Image(array"
     )
-    with pytest.raises(
-        DecodeError, match=f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"
-    ):
+    text = f"^the TIFF header cannot be read: Pillow says SyntaxError: unknown.*{re.escape(text)}"
+    with pytest.raises(DecodeError, match=text):
         decode(tiff_file(page_tags(5, bits)), "unchanged")
 
 
 def test_read_pages_stops_at_cycles_truncation_and_max_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytearray(tiff_file(page_tags(), page_tags()))
-    (first,) = struct.unpack_from("<I", data, 4)
-    struct.pack_into("<I", data, len(data) - 4, first)
+    (first_directory,) = struct.unpack_from("<I", data, 4)
+    struct.pack_into("<I", data, len(data) - 4, first_directory)
     assert len(read_pages(bytes(data))) == 2
     twelve_pages = tiff_file(*[page_tags()] * 12)
     monkeypatch.setattr(tiff, "MAX_PAGES", 5)

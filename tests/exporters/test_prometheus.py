@@ -29,7 +29,7 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def value(registry: CollectorRegistry, name: str) -> float | None:
+def metric_value(registry: CollectorRegistry, name: str) -> float | None:
     """Return a metric of the loader with the default name."""
     return registry.get_sample_value(f"gpuload_{name}", {"loader": "default"})
 
@@ -78,9 +78,9 @@ def test_counters_start_at_zero_when_the_exporter_is_created(registry):
         batches = iter(loader)
         next(batches)
         gl.exporters.Prometheus(loader, registry=registry)
-        assert value(registry, "batches_total") == 0
+        assert metric_value(registry, "batches_total") == 0
         next(batches)
-        assert value(registry, "batches_total") == 1
+        assert metric_value(registry, "batches_total") == 1
 
 
 def test_gauges_cover_only_the_last_epoch(registry):
@@ -90,7 +90,7 @@ def test_gauges_cover_only_the_last_epoch(registry):
         for _ in range(2):
             for _ in loader:
                 pass
-        next_seconds = value(registry, "next_seconds")
+        next_seconds = metric_value(registry, "next_seconds")
         assert next_seconds == loader.stats().next_ms / 1e3 != loader.stats(since=initial).next_ms / 1e3
 
 
@@ -100,19 +100,19 @@ def test_counters_restart_at_zero_when_workers_are_not_persistent(registry):
     counts = []
     for _ in range(3):
         for _ in loader:
-            counts.append(value(registry, "images_total"))
+            counts.append(metric_value(registry, "images_total"))
     assert counts == [4, 8, 12] * 3
 
 
 @pytest.mark.processes
 def test_scrapes_from_another_thread_see_counters_grow(registry):
-    ended, counts, errors = threading.Event(), [], []
+    loop_ended, counts, errors = threading.Event(), [], []
 
     def scrape() -> None:
-        while not ended.is_set():
+        while not loop_ended.is_set():
             try:
                 list(registry.collect())
-                counts.append(value(registry, "batches_total"))
+                counts.append(metric_value(registry, "batches_total"))
             except Exception as error:
                 errors.append(error)
                 return
@@ -124,35 +124,35 @@ def test_scrapes_from_another_thread_see_counters_grow(registry):
         try:
             batch_count = sum(1 for _ in range(2) for _ in loader)
         finally:
-            ended.set()
+            loop_ended.set()
             thread.join()
         assert registry.get_sample_value("gpuload_worker_busy_ratio", {"loader": "default", "worker": "0"}) > 0
-    assert not errors
+    assert errors == []
     assert counts == sorted(counts)
-    assert batch_count == 12 == value(registry, "batches_total")
+    assert batch_count == 12 == metric_value(registry, "batches_total")
 
 
 def test_collected_loader_leaves_the_registry_and_frees_its_name(registry):
     loader = make_loader()
     gl.exporters.Prometheus(loader, registry=registry)
-    assert value(registry, "epoch") == 0
+    assert metric_value(registry, "epoch") == 0
     del loader
     gc.collect()
-    assert value(registry, "epoch") is None
-    gl.exporters.Prometheus(other := make_loader(), registry=registry)  # its name is free
-    assert value(registry, "epoch") == other.epoch == 0
+    assert metric_value(registry, "epoch") is None
+    gl.exporters.Prometheus(next_loader := make_loader(), registry=registry)  # its name is free
+    assert metric_value(registry, "epoch") == next_loader.epoch == 0
 
 
 def test_close_unregisters_the_exporter_and_can_be_repeated(registry):
     loader = make_loader()
-    first = gl.exporters.Prometheus(loader, registry=registry)
-    first.close()
-    first.close()
+    closed_exporter = gl.exporters.Prometheus(loader, registry=registry)
+    closed_exporter.close()
+    closed_exporter.close()
     assert list(registry.collect()) == []
-    second = gl.exporters.Prometheus(loader, registry=registry)
-    first.close()  # the second exporter stays
-    assert value(registry, "epoch") == 0
-    second.close()
+    next_exporter = gl.exporters.Prometheus(loader, registry=registry)
+    closed_exporter.close()  # the second exporter stays
+    assert metric_value(registry, "epoch") == 0
+    next_exporter.close()
 
 
 def test_second_loader_of_the_same_name_raises_value_error(registry):
@@ -173,7 +173,7 @@ def test_exporter_can_be_created_again_after_register_failed(registry, monkeypat
         with pytest.raises(RuntimeError, match="not now"):
             gl.exporters.Prometheus(loader, registry=registry)
     gl.exporters.Prometheus(loader, registry=registry)
-    assert value(registry, "epoch") == 0
+    assert metric_value(registry, "epoch") == 0
 
 
 def test_name_that_is_not_a_string_raises_type_error(registry):

@@ -1,4 +1,4 @@
-"""The fake CUDA runtime: what it does as CUDA does, and the faults that it reports. tests/simulated/test_model.py tests
+"""The fake CUDA runtime: how it behaves like CUDA, and the faults that it reports. tests/simulated/test_model.py tests
 the order of streams, events and freed memory, on this runtime too."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuload.stage.device import Accelerator
 
-pytestmark = lacking.mark("the fake CUDA runtime", not lacking.IS_FAKE)
+pytestmark = lacking.mark_missing("the fake CUDA runtime", not lacking.IS_FAKE)
 
 if lacking.IS_FAKE:
     from fakecuda.operations import enqueue, failures
@@ -43,7 +43,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
-    """This holds on the default stream and another one, also of a device that is not the current one."""
+    """This holds on the default stream and on a new stream, of the current device and of another device."""
     with on_fake_devices("lazy"):
         waits: list[str] = []
         runtime().watch_waits(waits.append)
@@ -75,7 +75,7 @@ def test_new_memory_is_garbage():
 
 
 def test_host_access_to_device_memory_crashes():
-    done = run(
+    result = run(
         """
         import ctypes
         made = torch.ones(4, device="cuda")
@@ -85,7 +85,7 @@ def test_host_access_to_device_memory_crashes():
         print("still here")
         """
     )
-    assert (done.stdout, done.returncode) == ("here\n", -11), done.stderr
+    assert (result.stdout, result.returncode) == ("here\n", -11), result.stderr
 
 
 def test_memory_returned_to_the_driver_is_not_reachable():
@@ -115,10 +115,11 @@ def test_double_locks_and_early_unlocks_are_faults():
         memory = torch.zeros(1 << 16)
         assert int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
         assert runtime().locked_ranges() == 1
-        assert int(cuda.cudaHostRegister(memory.data_ptr(), 4096, 0)) == runtime().last_error() == 712
+        already_registered, not_registered, out_of_memory = 712, 713, 2  # values of cudaError_t
+        assert int(cuda.cudaHostRegister(memory.data_ptr(), 4096, 0)) == runtime().last_error() == already_registered
         memory.to("cuda", non_blocking=True)
         assert int(cuda.cudaHostUnregister(memory.data_ptr())) == 0
-        assert int(cuda.cudaHostUnregister(memory.data_ptr())) == runtime().last_error() == 713
+        assert int(cuda.cudaHostUnregister(memory.data_ptr())) == runtime().last_error() == not_registered
         torch.cuda.synchronize()
         assert [text.partition(":")[0] for text in faults()] == [
             "memory was page-locked twice",
@@ -127,7 +128,8 @@ def test_double_locks_and_early_unlocks_are_faults():
         ]
         forget()
         with runtime().most_locks(0):
-            assert int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == runtime().last_error() == 2
+            code = int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+            assert code == runtime().last_error() == out_of_memory
 
 
 def test_allocation_beyond_memory_bytes_raises_out_of_memory():
@@ -153,7 +155,7 @@ def test_failed_kernel_leaves_the_device_unusable():
 
 
 def test_each_device_has_its_own_context():
-    done = run(
+    result = run(
         """
         from fakecuda.runtime import runtime
         print([runtime().has_context(index) for index in range(2)])
@@ -168,7 +170,7 @@ def test_each_device_has_its_own_context():
             print("refused")
         """
     )
-    assert done.stdout.splitlines() == ["[False, False]", "[False, True]", "refused"], done.stderr
+    assert result.stdout.splitlines() == ["[False, False]", "[False, True]", "refused"], result.stderr
 
 
 def test_kernel_of_torch_that_is_not_run_is_a_fault():
@@ -191,7 +193,7 @@ def test_host_functions_run_in_the_order_of_their_stream():
 
 
 def test_memory_pool_of_the_driver_reuses_memory_in_the_order_of_a_stream():
-    done = run(
+    result = run(
         """
         assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
         first = torch.full((1000,), 3, device="cuda")
@@ -204,4 +206,4 @@ def test_memory_pool_of_the_driver_reuses_memory_in_the_order_of_a_stream():
         PYTORCH_ALLOC_CONF="backend:cudaMallocAsync",
         FAKECUDA_POLICY="lazy",
     )
-    assert done.stdout == "True [6] [4]\n", done.stdout + done.stderr
+    assert result.stdout == "True [6] [4]\n", result.stdout + result.stderr

@@ -17,27 +17,28 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def start(zygote, tmp_path, jpeg_folder):
-    """Start a script. Its globals are those of `zygote.py`, `tmp` (a folder for its files) and `folder` (JPEGs)."""
-    started: list[Program] = []
+def start_program(zygote, tmp_path, jpeg_folder):
+    """Return a function that starts a script. The script's globals are those of `zygote.py`, `tmp` (a folder for its
+    files) and `folder` (JPEGs)."""
+    programs: list[Program] = []
 
-    def start(code: str) -> Program:
+    def start_program(code: str) -> Program:
         head = f"tmp, folder = {str(tmp_path)!r}, {str(jpeg_folder)!r}\n"
-        started.append(Program(zygote, tmp_path, head + textwrap.dedent(code)))
-        return started[-1]
+        programs.append(Program(zygote, tmp_path, head + textwrap.dedent(code)))
+        return programs[-1]
 
-    yield start
-    for program in started:
+    yield start_program
+    for program in programs:
         program.kill()
 
 
 @pytest.fixture
-def succeed(start):
-    """Run a script and check that it exits with 0, prints nothing to stderr and leaves no process."""
+def run_without_errors(start_program):
+    """Return a function that runs a script and checks that it exits with 0, without errors and leaving no process."""
 
-    def succeed(code: str) -> None:
-        exit_code, error = start(code).end()
+    def run_without_errors(code: str) -> None:
+        exit_code, error = start_program(code).end()
         assert error == "", error
         assert exit_code == 0
 
-    return succeed
+    return run_without_errors

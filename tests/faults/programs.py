@@ -76,7 +76,7 @@ class Program:
             os.killpg(self.pid, number)
 
     def processes(self) -> list[int]:
-        """Return the pids of the script and of all processes that it started, in any group."""
+        """Return the pids of all processes that the script started, in any group."""
         pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

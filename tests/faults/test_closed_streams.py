@@ -6,8 +6,10 @@ from helpers.matrix import matrix
 
 
 @matrix(strength=1, closed=["0", "1", "2", "0, 1, 2"], workers=[0, 1])
-def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(start, tmp_path, closed, workers):
-    program = start(f"""
+def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
+    start_program, tmp_path, closed, workers
+):
+    program = start_program(f"""
         for number in ({closed},):
             os.close(number)
         open_before = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
@@ -35,7 +37,7 @@ def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
                     with contextlib.suppress(OSError):
                         os.write(number, b"spoken here " * 100)
                 assert (images == indices[:, None, None, None]).all() and (arrays == indices[:, None]).all(), indices
-                assert (photos == photos[0]).all()
+                assert (photos == photos[0]).all(), indices
                 open_now = [number for number in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{{number}}")]
                 assert open_now == open_before, open_now
         open(f"{{tmp}}/good", "w").close()
@@ -43,9 +45,9 @@ def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
     code, error = program.end()
     assert (code, (tmp_path / "good").exists()) == (0, True), error
     worker_files = list(tmp_path.glob("*.worker"))
-    assert len(worker_files) == 2 * workers
+    assert len(worker_files) == 2 * workers  # a worker and its replacement
     for file in worker_files:
         *links, new_descriptor = file.read_text().split()
-        assert all(link == "/dev/null" for number, link in enumerate(links) if str(number) in closed)
-        assert not any("memfd" in link for link in links)
+        for number, link in enumerate(links):
+            assert link == "/dev/null" if str(number) in closed else "memfd" not in link, (number, link)
         assert int(new_descriptor) > 2

@@ -17,7 +17,7 @@ IN_A_FINALIZER = re.compile(
     r"Exception ignored in: <function (on_collected\.<locals>\.call|Epoch\.__del__) .*\n(.*\n)*?KeyboardInterrupt: \n"
 )
 
-# Where the program is when the signal arrives, which goes to all processes of its group.
+# Programs that print "here" at the place where the signal, which goes to all processes of their group, is to arrive.
 PLACES = {
     "in the loop body": """
         for batch in number_loader():
@@ -46,11 +46,11 @@ PLACES = {
             pass
     """,
     "while workers import": """
-        started = process._launch
-        def launch(who, descriptors):
-            result = started(who, descriptors)
+        original_launch = process._launch
+        def launch(name, descriptors):
+            child = original_launch(name, descriptors)
             say("here")
-            return result
+            return child
         process._launch = launch
         for batch in number_loader():
             say("too late")
@@ -74,21 +74,22 @@ PLACES = {
 }
 
 
-@matrix(strength=1, place=PLACES, times=[1, 2])
-def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start, place, times):
-    program = start(PLACES[place])
+@matrix(strength=1, place=PLACES, presses=[1, 2])
+def test_ctrl_c_ends_the_program_with_its_traceback_and_its_workers(start_program, place, presses):
+    program = start_program(PLACES[place])
     program.wait_for_line("here")
     program.signal(signal.SIGINT)
-    if times == 2:
+    if presses == 2:
         time.sleep(0.05)  # as fingers press it; the program may be anywhere by then, or have ended
         program.signal(signal.SIGINT)
     began = time.monotonic()
     code, error = program.end()
     assert time.monotonic() - began < SOON_S
     assert code == -signal.SIGINT
-    if times == 2:
+    if presses == 2:
         # The second signal can hit a finalizer of the Loader, or torch at the interpreter's exit. Python prints both.
         error = IN_A_FINALIZER.sub("", error)
         error, _, ignored = error.partition("Exception ignored in")
         assert f"{PACKAGE}/" not in ignored
-    assert (ONE_CTRL_C, TWO_CTRL_CS)[times - 1].fullmatch(error), error
+    expected = ONE_CTRL_C if presses == 1 else TWO_CTRL_CS
+    assert expected.fullmatch(error), error

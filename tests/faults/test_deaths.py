@@ -24,16 +24,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:sample .* Further failures are o
 
 
 class DeadlySample:
-    """Samples that are their numbers. The samples `at` call `act`, at most `times` times in all processes."""
+    """Images with their numbers. The samples in `bad` call `act`, at most `times` times in all processes."""
 
-    def __init__(self, samples: int, folder: Path, at: Container[int], act, times: int = 10**9) -> None:
-        self.samples, self.folder, self.at, self.act, self.times = samples, str(folder), at, act, times
+    def __init__(self, samples: int, folder: Path, bad: Container[int], act, times: int = 10**9) -> None:
+        self.samples, self.folder, self.bad, self.act, self.times = samples, str(folder), bad, act, times
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, index):
-        if index in self.at:
+        if index in self.bad:
             calls = len(os.listdir(self.folder))
             if calls < self.times:
                 Path(self.folder, f"{calls}-{os.getpid()}").touch()
@@ -78,17 +78,17 @@ def make_loader(dataset, workers=2, batch_size=8, **options):
 
 
 class DeadlyStream:
-    """The numbers 0 … 7. The n-th process that iterates over them exits at the number `ends[n]`."""
+    """The numbers 0 … 7. The n-th process that iterates over them exits at the number `exit_numbers[n]`."""
 
-    def __init__(self, folder: Path, ends: list[int]) -> None:
-        self.folder, self.ends = str(folder), ends
+    def __init__(self, folder: Path, exit_numbers: list[int]) -> None:
+        self.folder, self.ends = str(folder), exit_numbers
 
     def __iter__(self):
-        process = len(os.listdir(self.folder))
+        process_number = len(os.listdir(self.folder))
         Path(self.folder, str(os.getpid())).touch()
-        end = self.ends[process] if process < len(self.ends) else None
+        exit_number = self.ends[process_number] if process_number < len(self.ends) else None
         for number in range(8):
-            if number == end:
+            if number == exit_number:
                 exit_with_7()
             yield number
 
@@ -99,22 +99,22 @@ def test_deaths_on_the_way_to_a_sample_of_an_iterable_dataset_do_not_count_again
     with make_loader(dataset, 1, batch_size) as loader:
         assert [number for batch in loader for number in batch.tolist()] == list(range(8))
         assert len(loader.errors) == 0
-    assert len(os.listdir(tmp_path)) == 5
+    assert len(os.listdir(tmp_path)) == 5  # processes, of which the last reached the end
 
 
 class DeadlyState(DeadlyStream):
-    """A `DeadlyStream` with a state. A process exits while it resumes if its number is before the state's."""
+    """A `DeadlyStream` with a state. A process exits while it resumes if its exit number is before the state."""
 
-    def __init__(self, folder: Path, ends: list[int]) -> None:
-        super().__init__(folder, ends)
+    def __init__(self, folder: Path, exit_numbers: list[int]) -> None:
+        super().__init__(folder, exit_numbers)
         self.number = 0
 
     def state_dict(self):
         return {"number": self.number}
 
     def load_state_dict(self, state):
-        process = len(os.listdir(self.folder))
-        if process < len(self.ends) and self.ends[process] < state["number"]:
+        process_number = len(os.listdir(self.folder))
+        if process_number < len(self.ends) and self.ends[process_number] < state["number"]:
             Path(self.folder, str(os.getpid())).touch()
             exit_with_7()
         self.number = state["number"]
@@ -160,14 +160,11 @@ def test_after_one_death_every_sample_arrives_once(tmp_path, act, workers):
     assert dataset.calls == 1
 
 
-@pytest.mark.parametrize(
-    ("act", "deaths", "cause"),
-    [
-        (read_null, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
-        (exit_with_7, 3, "2 workers died while processing only this sample: exited with status 7"),
-        (kill_self, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
-    ],
-)
+@pytest.mark.parametrize(("act", "deaths", "cause"), [
+    (read_null, 3, "2 workers died while processing only this sample: killed by SIGSEGV"),
+    (exit_with_7, 3, "2 workers died while processing only this sample: exited with status 7"),
+    (kill_self, 4, "3 workers died while processing only this sample: killed by SIGKILL"),
+])  # fmt: skip
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 def test_a_sample_that_kills_its_workers_alone_is_a_bad_sample(tmp_path, act, deaths, cause, on_error):
     dataset = DeadlySample(80, tmp_path, [13], act)
@@ -240,7 +237,7 @@ def test_timeout_does_not_count_while_workers_wait_for_a_slow_consumer(tmp_path,
                 patch.setattr(pool_module, "time", OneHourLater)
                 checked_at = pool._checked_at
                 pool.collect_events(0.0)
-                assert pool._checked_at > checked_at + 3500
+                assert pool._checked_at > checked_at + 3500  # about an hour later
                 pool._checked_at = checked_at
         assert seen == list(range(64))
         assert not loader._session.engine.deaths.causes
@@ -279,13 +276,13 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
                         os.kill(generator.choice(pids), signal.SIGKILL)
             assert sorted(seen) == list(range(len(dataset)))
         assert len(loader.errors) == 0
-    assert deaths >= 18
+    assert deaths >= 18  # three in each of six epochs
 
 
 KILLS = 100
 
 
-class Unnoted(DeadlySample):
+class DiesBeforeNoting(DeadlySample):
     """A dataset whose workers die at their second chunk, before they note it, until `KILLS` workers have died."""
 
     def __getitem__(self, index):
@@ -297,19 +294,19 @@ class Unnoted(DeadlySample):
         self.__dict__.update(state)
         process_request, taken_chunks = main._process_request, []
 
-        def die_or_do(request, *others):
+        def die_or_process(request, *arguments):
             taken_chunks.append(request.chunk)
             if len(taken_chunks) == 2 and self.calls < KILLS:
                 Path(self.folder, str(os.getpid())).touch()
                 kill_self()
-            return process_request(request, *others)
+            return process_request(request, *arguments)
 
-        main._process_request = die_or_do
+        main._process_request = die_or_process
 
 
 @pytest.mark.slow
 def test_workers_killed_between_taking_a_chunk_and_noting_it_cost_no_slot_of_two(tmp_path):
-    dataset = Unnoted(48, tmp_path, [], exit_with_7)
+    dataset = DiesBeforeNoting(48, tmp_path, [], exit_with_7)
     options = {"ring_bytes": 2 * GRANULE_BYTES, "chunk_size": 4, "faults": gl.Faults(max_restarts=10**6)}
     with make_loader(dataset, **options) as loader:
         while dataset.calls < KILLS:

@@ -8,7 +8,7 @@ import signal
 import pytest
 from helpers.processes import is_alive, wait_until
 
-# What a program does before it is killed, and how many processes it has then.
+# What a program does before it is killed, and how many processes it has started by then.
 KILLED = {
     "in mid-epoch": (
         """
@@ -32,24 +32,24 @@ KILLED = {
     ),
     "while a stopped template starts": (
         """
-        launch = process._launch
-        def launch_and_stop(number, descriptors):
-            result = launch(number, descriptors)
-            os.kill(result.pid, signal.SIGSTOP)
-            return result
+        original_launch = process._launch
+        def launch_and_stop(name, descriptors):
+            child = original_launch(name, descriptors)
+            os.kill(child.pid, signal.SIGSTOP)
+            return child
         process._launch = launch_and_stop
         iterator = iter(number_loader())
-        wait_until(lambda: all(process_state(pid) == "T" for pid in children()), "the template has stopped")
+        wait_until(lambda: all(process_state(pid) == "T" for pid in child_pids()), "the template has stopped")
         say("here")
         time.sleep(1000)
         """,
-        1,
+        1,  # the template
     ),
     "while all other processes are stopped": (
         """
         loader = number_loader(persistent_workers=True)
         check_epoch(loader)
-        for pid in (*workers(), *templates(), *servers()):
+        for pid in (*worker_pids(), *template_pids(), *server_pids()):
             os.kill(pid, signal.SIGSTOP)
         say("here")
         time.sleep(1000)
@@ -60,21 +60,21 @@ KILLED = {
 
 
 @pytest.mark.parametrize("when", KILLED)
-def test_all_processes_end_within_a_second_when_the_program_is_killed(start, when):
+def test_all_processes_end_within_a_second_when_the_program_is_killed(start_program, when):
     code, process_count = KILLED[when]
-    program = start(code)
+    program = start_program(code)
     program.wait_for_line("here")
     assert len(program.processes()) == process_count
     os.kill(program.pid, signal.SIGKILL)
     assert program.end(within_s=1) == (-signal.SIGKILL, "")
 
 
-def test_workers_end_with_a_killed_program_although_its_forked_child_lives_on(start, tmp_path):
-    program = start("""
+def test_workers_end_with_a_killed_program_although_its_forked_child_lives_on(start_program, tmp_path):
+    program = start_program("""
         iterator = iter(number_loader(hang_from_8))
         next(iterator)
         wait_for_the_hang()
-        pids = workers()
+        pids = worker_pids()
         child = os.fork()
         if child == 0:
             time.sleep(1000)
@@ -91,8 +91,8 @@ def test_workers_end_with_a_killed_program_although_its_forked_child_lives_on(st
     assert program.end() == (-signal.SIGKILL, "")
 
 
-def test_workers_flush_files_and_run_exit_handlers_when_the_program_ends_normally(start, tmp_path):
-    program = start("""
+def test_workers_flush_files_and_run_exit_handlers_when_the_program_ends_normally(start_program, tmp_path):
+    program = start_program("""
         from gpuload.workers import pool
         pool.CLOSE_GRACE_S = 60  # a loaded machine can need more than the second that close() allows
         class WritesWithoutClosing(list):
@@ -144,9 +144,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_program_that_ends_with_an_open_iterator_prints_only_its_own_error(start, how):
+def test_a_program_that_ends_with_an_open_iterator_prints_only_its_own_error(start_program, how):
     ending, exit_code, last_line = ENDS[how]
-    program = start(f"""
+    program = start_program(f"""
         iterator = iter(number_loader({"hang_from_8" if "hang" in how else "int"}))
         next(iterator)
         {ending}

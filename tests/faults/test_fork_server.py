@@ -9,59 +9,59 @@ import pytest
 # Modules that record which processes import them, and a dataset that imports some of them.
 SETUP = """
     import importlib
-    def write(name, code="", folder="site-packages"):
+    def write_module(name, code="", folder="site-packages"):
         path = Path(tmp) / folder / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         note = f"import os\\nwith open({tmp!r} + '/{name}.imports', 'a') as file: print(os.getpid(), file=file)\\n"
         path.write_text(f"{note}{code}\\n")
         sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
         sys.path.insert(0, str(path.parent))
-    def importers(name):
+    def importer_pids(name):
         path = Path(f"{tmp}/{name}.imports")
         pids = [int(line) for line in path.read_text().split()] if path.exists() else []
         return [pid for pid in pids if pid != os.getpid()]
-    def dataset_with(*libraries, code="return index", module="own"):
-        write(module, f"import {', '.join(('os', *libraries))}\\n"
+    def make_dataset(*libraries, code="return index", module="own"):
+        write_module(module, f"import {', '.join(('os', *libraries))}\\n"
             "class Data:\\n"
             "    def __len__(self): return 40\\n"
             f"    def __getitem__(self, index): {code}", folder="own")
         importlib.invalidate_caches()
         return importlib.import_module(module).Data()
-    def load(data, **options):
+    def make_loader(data, **options):
         return gl.Loader(data, 4, num_workers=2, chunk_size=2, device="cpu", **options)
-    logged = log_of_workers()
+    logged = record_worker_log()
 """
 
 
 @pytest.fixture
-def succeed_with(succeed):
-    return lambda code: succeed(textwrap.dedent(SETUP) + textwrap.dedent(code))
+def run_with_setup(run_without_errors):
+    return lambda code: run_without_errors(textwrap.dedent(SETUP) + textwrap.dedent(code))
 
 
-def test_several_loaders_import_their_libraries_once(succeed_with):
-    succeed_with("""
-        write("library")
-        data = dataset_with("library")
+def test_several_loaders_import_their_libraries_once(run_with_setup):
+    run_with_setup("""
+        write_module("library")
+        data = make_dataset("library")
         before = held_resources()
-        loaders = [load(data) for _ in range(3)]
+        loaders = [make_loader(data) for _ in range(3)]
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
             check_epoch(iterator)
-        assert importers("library") == servers(), importers("library")
-        assert sorted(importers("own")) == sorted(templates()) and len(templates()) == 3
+        assert importer_pids("library") == server_pids(), importer_pids("library")
+        assert sorted(importer_pids("own")) == sorted(template_pids()) and len(template_pids()) == 3
         for loader in loaders:
             loader.close()
-        assert templates() == []
-        assert len(servers()) == 1
+        assert template_pids() == []
+        assert len(server_pids()) == 1
         assert held_resources() == before
     """)
 
 
-def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
+def test_objects_of_libraries_are_frozen_in_templates(run_with_setup):
     """If a garbage collection in a template traversed them, it would write to the pages that templates share."""
-    succeed_with("""
-        write("library", "value = [[]]")
-        write("own", "import gc, library\\n"
+    run_with_setup("""
+        write_module("library", "value = [[]]")
+        write_module("own", "import gc, library\\n"
             "class Data:\\n"
             "    def __len__(self): return 40\\n"
             "    def __getstate__(self): return {}\\n"
@@ -70,178 +70,176 @@ def test_objects_of_libraries_are_frozen_in_templates(succeed_with):
             "    def __getitem__(self, index): return self.is_tracked", folder="own")
         importlib.invalidate_caches()
         import own
-        loader = load(own.Data())
+        loader = make_loader(own.Data())
         assert not torch.cat(list(loader)).any()
-        assert importers("library") == servers()
+        assert importer_pids("library") == server_pids()
         loader.close()
     """)
 
 
-def test_the_fork_server_imports_libraries_when_a_loader_is_created(succeed_with):
-    succeed_with("""
-        write("library")
-        write("second")
-        plain = load(dataset_with(module="plain"))
-        assert servers() == []
-        load(dataset_with("library"))
-        wait_until(lambda: importers("library") == servers() != [], "the library is imported")
-        load(dataset_with("library", "second", module="other"))
-        wait_until(lambda: importers("second") == servers(), "the second library is imported by the same process")
-        assert importers("own") == importers("other") == templates() == []  # no modules of the user
-        check_epoch(plain)
-        assert len(servers()) == 1
-        plain.close()
+def test_the_fork_server_imports_libraries_when_a_loader_is_created(run_with_setup):
+    run_with_setup("""
+        write_module("library")
+        write_module("second")
+        loader_without_library = make_loader(make_dataset(module="plain"))
+        assert server_pids() == []
+        make_loader(make_dataset("library"))
+        wait_until(lambda: importer_pids("library") == server_pids() != [], "the library is imported")
+        make_loader(make_dataset("library", "second", module="other"))
+        wait_until(lambda: importer_pids("second") == server_pids(), "the same process imports the second library")
+        assert importer_pids("own") == importer_pids("other") == template_pids() == []  # no modules of the user
+        check_epoch(loader_without_library)
+        assert len(server_pids()) == 1
+        loader_without_library.close()
     """)
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "threads"),
-        ("held = os.pipe()", "an open pipe"),
-        ("import helper", "it imports helper"),
-        ("import pathlib; 'server' in pathlib.Path('/proc/self/cmdline').read_text() and os._exit(3)", "status 3"),
-    ],
-)
-def test_the_fork_server_does_not_import_a_library_that_must_not_be_forked(succeed_with, code, reason):
-    succeed_with(
+@pytest.mark.parametrize(("code", "reason"), [
+    ("import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "threads"),
+    ("held = os.pipe()", "an open pipe"),
+    ("import helper", "it imports helper"),
+    ("import pathlib; 'server' in pathlib.Path('/proc/self/cmdline').read_text() and os._exit(3)", "status 3"),
+])  # fmt: skip
+def test_the_fork_server_does_not_import_a_library_that_would_prevent_forking(run_with_setup, code, reason):
+    run_with_setup(
         f"code, reason = {code!r}, {reason!r}"
         + """
-write("helper", folder="own")
-write("good")
-write("odd", f"if os.getpid() != {os.getpid()}: {code}")
-loader = load(dataset_with("odd", "good"))
-good = load(dataset_with("good", module="other"))
-check_epoch(good)
-assert any("the fork server does not import odd: " in text and reason in text for text in logged), logged
-assert importers("good")[-1:] == servers(), (importers("good"), servers())
-check_epoch(good)
-good.close()
+write_module("helper", folder="own")
+write_module("good")
+write_module("odd", f"if os.getpid() != {os.getpid()}: {code}")
+loader = make_loader(make_dataset("odd", "good"))
+good_loader = make_loader(make_dataset("good", module="other"))
+check_epoch(good_loader)
+[text] = [text for text in logged if "the fork server does not import odd: " in text]
+assert reason in text, text
+assert importer_pids("good")[-1:] == server_pids(), (importer_pids("good"), server_pids())
+check_epoch(good_loader)
+good_loader.close()
 check_epoch(loader)
 loader.close()
 """
     )
 
 
-def test_another_environment_starts_another_server_and_open_sessions_continue(succeed_with):
-    succeed_with("""
-        write("library")
-        data = dataset_with("library", code="return int(os.environ.get('CHANGED', 0))")
-        first = load(data, persistent_workers=True)
-        assert torch.cat(list(first)).tolist() == 40 * [0]
-        [old] = servers()
+def test_a_changed_environment_starts_a_new_server_and_open_sessions_continue(run_with_setup):
+    run_with_setup("""
+        write_module("library")
+        data = make_dataset("library", code="return int(os.environ.get('CHANGED', 0))")
+        old_loader = make_loader(data, persistent_workers=True)
+        assert torch.cat(list(old_loader)).tolist() == 40 * [0]
+        [old_server] = server_pids()
         os.environ["CHANGED"] = "1"
-        second = load(data)
-        assert torch.cat(list(second)).tolist() == 40 * [1]
-        [new] = set(servers()) - {old}
-        assert importers("library") == [old, new]
-        [template] = children(old)
-        assert torch.cat(list(first)).tolist() == 40 * [0]
-        assert children(old) == [template]
-        first.close()
-        wait_until(lambda: is_dead(old), "the server without a session has exited")
-        assert torch.cat(list(second)).tolist() == 40 * [1]
-        second.close()
-        load(data)
-        assert servers() == [new]
+        new_loader = make_loader(data)
+        assert torch.cat(list(new_loader)).tolist() == 40 * [1]
+        [new_server] = set(server_pids()) - {old_server}
+        assert importer_pids("library") == [old_server, new_server]
+        [template] = child_pids(old_server)
+        assert torch.cat(list(old_loader)).tolist() == 40 * [0]
+        assert child_pids(old_server) == [template]
+        old_loader.close()
+        wait_until(lambda: is_dead(old_server), "the server without a session has exited")
+        assert torch.cat(list(new_loader)).tolist() == 40 * [1]
+        new_loader.close()
+        make_loader(data)
+        assert server_pids() == [new_server]
     """)
 
 
-def test_sessions_continue_after_their_fork_server_was_killed(succeed_with):
-    succeed_with("""
+def test_sessions_continue_after_their_fork_server_was_killed(run_with_setup):
+    run_with_setup("""
         logging.disable()
-        write("library")
-        data = dataset_with("library")
-        loader = load(data, persistent_workers=True)
+        write_module("library")
+        data = make_dataset("library")
+        loader = make_loader(data, persistent_workers=True)
         check_epoch(loader)
-        [server], [template] = servers(), templates()
+        [server], [template] = server_pids(), template_pids()
         pids = loader._session.engine.pids
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: is_dead(server), "the server is dead")
         check_epoch(loader)
         assert loader._session.engine.pids == pids
         assert loader._session.engine.deaths.causes == []
-        other = load(data)
+        other = make_loader(data)
         check_epoch(other)
-        assert len(importers("library")) == 2
-        os.kill(template, signal.SIGKILL)  # the next one comes from the new server
+        assert len(importer_pids("library")) == 2
+        os.kill(template, signal.SIGKILL)  # the next template is forked from the new server
         check_epoch(loader)
-        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(templates()) == 2, "it is replaced")
+        wait_until(lambda: loader._session.engine.collect_events(0.0) or len(template_pids()) == 2, "two templates run")
         loader.close()
         other.close()
         assert held_resources()[1] == 0
     """)
 
 
-def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(succeed_with):
-    succeed_with("""
+def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(run_with_setup):
+    run_with_setup("""
         logging.disable()
-        write("library", "import time; time.sleep(0.5)")
-        data = dataset_with("library")
+        write_module("library", "import time; time.sleep(0.5)")
+        data = make_dataset("library")
         before = held_resources()
-        loader = load(data)
+        loader = make_loader(data)
         batches = iter(loader)
-        wait_until(servers, "the fork server has its command line")
-        [server] = servers()
-        wait_until(lambda: importers("library") == [server], "the fork server imports the library")
+        wait_until(server_pids, "the fork server has its command line")
+        [server] = server_pids()
+        wait_until(lambda: importer_pids("library") == [server], "the fork server imports the library")
         os.kill(server, signal.SIGKILL)
         check_epoch(batches)
-        assert importers("library") == [server, *servers()]
+        assert importer_pids("library") == [server, *server_pids()]
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
         assert held_resources() == before
     """)
 
 
-def test_a_stopped_fork_server_is_replaced(succeed_with):
-    succeed_with("""
+def test_a_stopped_fork_server_is_replaced(run_with_setup):
+    run_with_setup("""
         logging.disable()
-        data = dataset_with()
-        loader = load(data, timeout=0.5)
+        data = make_dataset()
+        loader = make_loader(data, timeout=0.5)
         check_epoch(loader)
         loader.close()
-        [server] = servers()
+        [server] = server_pids()
         os.kill(server, signal.SIGSTOP)
-        loader = load(data, timeout=0.5)
+        loader = make_loader(data, timeout=0.5)
         check_epoch(loader)
-        assert server not in servers()
+        assert server not in server_pids()
         assert loader._session.engine.deaths.causes == ["killed by SIGKILL"]
         loader.close()
     """)
 
 
-def test_the_fork_server_ends_after_its_idle_limit_without_a_session(succeed_with):
-    succeed_with("""
+def test_the_fork_server_ends_after_its_idle_limit_without_a_session(run_with_setup):
+    run_with_setup("""
         fork_server.IDLE_LIMIT_S = 0.3
-        data = dataset_with()
-        loader = load(data, persistent_workers=True)
+        data = make_dataset()
+        loader = make_loader(data, persistent_workers=True)
         check_epoch(loader)
-        [server] = servers()
-        time.sleep(1)
+        [server] = server_pids()
+        time.sleep(1)  # longer than the limit, but with a session
         check_epoch(loader)
-        assert servers() == [server]
+        assert server_pids() == [server]
         loader.close()
         wait_until(lambda: is_dead(server), "the server has exited")
-        with load(data) as other:
+        with make_loader(data) as other:
             check_epoch(other)
-            assert len(servers()) == 1 and servers() != [server]
+            assert len(server_pids()) == 1 and server_pids() != [server]
     """)
 
 
-def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
-    succeed_with("""
-        data = dataset_with()
-        loader = load(data, persistent_workers=True)
+def test_a_forked_child_of_the_program_starts_its_own_fork_server(run_with_setup):
+    run_with_setup("""
+        data = make_dataset()
+        loader = make_loader(data, persistent_workers=True)
         check_epoch(loader)
-        parent_servers = servers()
+        parent_servers = server_pids()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                assert fork_server._server is None and servers() == []
-                other = load(data)
+                assert fork_server._server is None and server_pids() == []
+                other = make_loader(data)
                 check_epoch(other)
-                assert len(servers()) == 1 and servers() != parent_servers
+                assert len(server_pids()) == 1 and server_pids() != parent_servers
                 other.close()
                 fork_server.close()
                 code = 0
@@ -249,15 +247,15 @@ def test_a_forked_child_of_the_program_starts_its_own_fork_server(succeed_with):
                 os._exit(code)
         assert os.waitpid(pid, 0) == (pid, 0)
         check_epoch(loader)
-        assert servers() == parent_servers
+        assert server_pids() == parent_servers
         loader.close()
-        check_epoch(load(data))
-        assert servers() == parent_servers
+        check_epoch(make_loader(data))
+        assert server_pids() == parent_servers
     """)
 
 
-def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
-    succeed_with("""
+def test_more_descriptors_than_a_message_holds_keep_their_numbers(run_with_setup):
+    run_with_setup("""
         import torch.multiprocessing
         torch.multiprocessing.set_sharing_strategy("file_descriptor")
         class Shared:
@@ -269,25 +267,25 @@ def test_more_descriptors_than_a_message_holds_keep_their_numbers(succeed_with):
         before = held_resources()
         with gl.Loader(data, 4, num_workers=2, device="cpu") as loader:
             assert torch.cat(list(loader))[:, 0].tolist() == list(range(600))
-            assert len(children(servers()[0])) == 1  # the template was forked
+            assert len(child_pids(server_pids()[0])) == 1  # the template was forked
         assert held_resources() == before
     """)
 
 
-def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_another_module(succeed_with):
-    succeed_with("""
-        write("dependency", "value = 1", folder="old")
+def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_a_different_module(run_with_setup):
+    run_with_setup("""
+        write_module("dependency", "value = 1", folder="old")
         import dependency
-        write("dependency", "value = 2", folder="site-packages")
-        write("library", "import dependency")
-        data = dataset_with("library", code="return self.value")
+        write_module("dependency", "value = 2", folder="site-packages")
+        write_module("library", "import dependency")
+        data = make_dataset("library", code="return self.value")
         data.value = dependency.value
         del sys.modules["dependency"]
         import dependency
         sys.modules["dependency"].__file__ = str(Path(tmp) / "old" / "dependency.py")
-        with load(data) as loader:
+        with make_loader(data) as loader:
             assert torch.cat(list(loader)).tolist() == 40 * [1]
-            assert started_as("template") == templates() and len(templates()) == 1
+            assert pids_started_as("template") == template_pids() and len(template_pids()) == 1
         expected = (
             "the template is a separate interpreter, since it cannot be forked from the fork server: "
             "it has imported another dependency"
@@ -296,61 +294,63 @@ def test_the_template_is_a_separate_interpreter_if_the_fork_server_has_another_m
     """)
 
 
-def test_the_template_is_a_separate_interpreter_if_a_library_took_its_descriptors(succeed_with):
-    succeed_with("""
+def test_the_template_is_a_separate_interpreter_if_a_library_took_its_descriptors(run_with_setup):
+    run_with_setup("""
         code = f"if os.getpid() != {os.getpid()}:\\n"
         code += "    for number in range(3, 100):\\n"
         code += "        try: os.fstat(number)\\n"
         code += "        except OSError: os.dup2(os.open('/dev/null', os.O_RDONLY), number)\\n"
-        write("library", code)
-        with load(dataset_with("library")) as loader:
+        write_module("library", code)
+        with make_loader(make_dataset("library")) as loader:
             check_epoch(loader)
-            assert started_as("template") == templates() and len(templates()) == 1
+            assert pids_started_as("template") == template_pids() and len(template_pids()) == 1
         expected = "the template is a separate interpreter, since it cannot be forked from the fork server: a library"
-        assert any(text.startswith(expected) for text in logged), logged
+        assert expected in " ".join(logged)
     """)
 
 
-def test_warnings_that_the_program_ignores_are_not_printed_when_a_library_is_imported(succeed_with):
-    succeed_with("""
-        write("library", "import warnings; warnings.warn('this library is old', FutureWarning)")
+def test_warnings_that_the_program_ignores_are_not_printed_when_a_library_is_imported(run_with_setup):
+    run_with_setup("""
+        write_module("library", "import warnings; warnings.warn('this library is old', FutureWarning)")
         warnings.filterwarnings("ignore", "this library is old")
-        with load(dataset_with("library")) as loader:
+        with make_loader(make_dataset("library")) as loader:
             check_epoch(loader)
-        assert len(importers("library")) == 1
+        assert len(importer_pids("library")) == 1
     """)
 
 
-def test_workers_of_an_iterable_dataset_share_torch(succeed_with):
-    succeed_with("""
+def test_workers_of_an_iterable_dataset_share_torch(run_with_setup):
+    run_with_setup("""
         class Stream:
             def __iter__(self):
                 info = gl.get_worker_info()
                 return iter(range(info.id, 40, info.num_workers))
-        with load(Stream()) as loader:
+        with make_loader(Stream()) as loader:
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
-            assert all("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in [*servers(), *templates()])
+            for pid in [*server_pids(), *template_pids()]:
+                assert "libtorch" in Path(f"/proc/{pid}/maps").read_text(), pid
     """)
 
 
-def test_atexit_functions_of_a_library_run_in_the_fork_server_alone(succeed_with):
-    succeed_with("""
-        write("library", f"import atexit\\natexit.register(lambda: open(f'{tmp}/ended-{{os.getpid()}}', 'w').close())")
-        data = dataset_with("library")
+def test_atexit_functions_of_a_library_run_in_the_fork_server_alone(run_with_setup):
+    run_with_setup("""
+        code = f"import atexit\\natexit.register(lambda: open(f'{tmp}/ended-{{os.getpid()}}', 'w').close())"
+        write_module("library", code)
+        data = make_dataset("library")
         for _ in range(2):
-            with load(data) as loader:
+            with make_loader(data) as loader:
                 check_epoch(loader)
-        [server] = servers()
-        ended = lambda: sorted(path.name for path in Path(tmp).glob("ended-*"))
-        assert ended() == []
+        [server] = server_pids()
+        exit_files = lambda: sorted(path.name for path in Path(tmp).glob("ended-*"))
+        assert exit_files() == []
         fork_server.close()
-        assert ended() == [f"ended-{server}"]
+        assert exit_files() == [f"ended-{server}"]
     """)
 
 
-def test_unseeded_random_numbers_differ_between_sessions(succeed_with):
-    succeed_with("""
-        write("library", "import numpy.random")
+def test_unseeded_random_numbers_differ_between_sessions(run_with_setup):
+    run_with_setup("""
+        write_module("library", "import numpy.random")
         import library
         class Drawing(Numbers):
             def __setstate__(self, state):
@@ -359,29 +359,30 @@ def test_unseeded_random_numbers_differ_between_sessions(succeed_with):
             def __getitem__(self, index): return library and np.array(self.numbers)
         draws = []
         for _ in range(2):
-            with load(Drawing()) as loader:
+            with make_loader(Drawing()) as loader:
                 batch = next(iter(loader))
                 draws.append(batch[0].tolist())
-        assert len(servers()) == 1
-        assert draws[0][0] != draws[1][0] and draws[0][1] != draws[1][1], draws
+        assert len(server_pids()) == 1
+        for first_draw, second_draw in zip(*draws, strict=True):
+            assert first_draw != second_draw, draws
     """)
 
 
-def test_no_fork_server_starts_in_a_worker_or_while_a_spawned_process_starts(succeed_with):
-    succeed_with("""
+def test_no_fork_server_starts_in_a_worker_or_while_a_spawned_process_starts(run_with_setup):
+    run_with_setup("""
         import multiprocessing
         from gpuload.datasets.worker import THIS_PROCESS
-        write("library")
-        data = dataset_with("library")
+        write_module("library")
+        data = make_dataset("library")
         for owner, name in ((THIS_PROCESS, "is_worker"), (multiprocessing.current_process(), "_inheriting")):
             setattr(owner, name, True)
-            with load(data) as loader:
-                assert servers() == []
+            with make_loader(data) as loader:
+                assert server_pids() == []
                 check_epoch(loader)
-                assert servers() == [] and len(started_as("template")) == 1
+                assert server_pids() == [] and len(pids_started_as("template")) == 1
             setattr(owner, name, False)
-        with load(data):
-            wait_until(servers, "the fork server has its command line")
+        with make_loader(data):
+            wait_until(server_pids, "the fork server has its command line")
     """)
 
 
@@ -394,8 +395,8 @@ def failing_fork(fork=os.fork):
 """
 
 
-def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_with):
-    succeed_with(f"""
+def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(run_with_setup):
+    run_with_setup(f"""
         logging.disable()
         warnings.simplefilter("always")
         exec({FAILING_FORK!r}.format(path=tmp + "/block"))
@@ -432,25 +433,25 @@ def test_a_worker_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_wit
     """)
 
 
-def test_a_template_that_cannot_be_forked_in_mid_epoch_is_forked_later(succeed_with):
-    succeed_with(f"""
+def test_a_template_that_cannot_be_forked_in_mid_epoch_is_forked_later(run_with_setup):
+    run_with_setup(f"""
         logging.disable()
         pool.RETRY_INTERVAL_S = 0.2
-        write("library", {FAILING_FORK!r}.format(path=tmp + "/block") + "os.fork = failing_fork")
-        data = dataset_with("library")
+        write_module("library", {FAILING_FORK!r}.format(path=tmp + "/block") + "os.fork = failing_fork")
+        data = make_dataset("library")
         os.fork = sys.modules["library"].failing_fork.__defaults__[0]
-        loader = load(data, persistent_workers=True)
+        loader = make_loader(data, persistent_workers=True)
         engine = lambda: loader._session.engine
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check_epoch(loader)
             Path(tmp, "block").touch()
-            os.kill(templates()[0], signal.SIGKILL)
+            os.kill(template_pids()[0], signal.SIGKILL)
             wait_until(lambda: engine().collect_events(0.0) or caught, "a fork has failed")
             check_epoch(loader)
-            assert templates() == []
+            assert template_pids() == []
             Path(tmp, "block").unlink()
-            wait_until(lambda: engine().collect_events(0.0) or len(templates()) == 1, "it is replaced")
+            wait_until(lambda: engine().collect_events(0.0) or len(template_pids()) == 1, "the template is replaced")
         assert "the workers' template could not be forked: " in str(caught[0].message), caught
         check_epoch(loader)
         loader.close()

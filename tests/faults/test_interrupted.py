@@ -1,4 +1,4 @@
-"""Interrupts that the program survives, as a notebook does: the iterator has ended, later epochs are complete."""
+"""Interrupts that the program survives, as a notebook does: they end the iterator, and later epochs are complete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ IN_EPOCH_DEL = re.compile(r"Exception ignored in: <function Epoch.__del__ .*\n(.
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed, workers):
-    succeed(f"""
+def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(run_without_errors, workers):
+    run_without_errors(f"""
         def interrupt(index):
             if index == 11 and happens_first("interrupt"):
                 if {workers}:
@@ -21,7 +21,7 @@ def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed
         loader = number_loader(interrupt, num_workers={workers})
         iterator = iter(loader)
         seen = []
-        when_waiting_for_workers(lambda: len(seen) == 8, lambda: open(f"{{tmp}}/waits", "w").close())
+        call_when_waiting_for_workers(lambda: len(seen) == 8, lambda: open(f"{{tmp}}/waits", "w").close())
         try:
             while True:
                 seen += next(iterator).tolist()
@@ -46,8 +46,8 @@ def test_ctrl_c_in_next_ends_the_iterator_and_the_next_epoch_is_complete(succeed
     """)
 
 
-def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(succeed):
-    succeed("""
+def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(run_without_errors):
+    run_without_errors("""
         class Slow(Numbers):
             def __getstate__(self):  # called by iter() in the main process
                 if happens_first("interrupt"):
@@ -65,8 +65,8 @@ def test_after_ctrl_c_in_iter_the_next_iter_begins_the_same_epoch(succeed):
     """)
 
 
-def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(succeed):
-    succeed("""
+def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(run_without_errors):
+    run_without_errors("""
         class Late(Exception): pass
         def late(*_): raise Late
         signal.signal(signal.SIGALRM, late)
@@ -74,7 +74,7 @@ def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(succeed):
         iterator = iter(loader)
         next(iterator)
         wait_for_the_hang()
-        when_waiting_for_workers(lambda: True, lambda: signal.setitimer(signal.ITIMER_REAL, 0.1))
+        call_when_waiting_for_workers(lambda: True, lambda: signal.setitimer(signal.ITIMER_REAL, 0.1))
         with pytest.raises(Late):
             for batch in iterator: pass
         with pytest.raises(RuntimeError, match="it was interrupted by Late, and a batch may be lost"):
@@ -82,20 +82,20 @@ def test_an_exception_of_a_signal_handler_in_next_ends_the_iterator(succeed):
     """)
 
 
-def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
-    succeed("""
+def test_ctrl_c_while_workers_start_leaves_no_process_behind(run_without_errors):
+    run_without_errors("""
         import gpuload.loader.session
         def interrupting(function):
             def interrupted(*args, **options):
                 result = function(*args, **options)
-                if not armed:
-                    armed.append(True)
+                if not fired:
+                    fired.append(True)
                     ctrl_c()
                 return result
             return interrupted
         before = held_resources()
         for module, name in ((process, "_launch"), (process.Template, "__init__"), (gpuload.loader.session, "Feed")):
-            original, armed = getattr(module, name), []
+            original, fired = getattr(module, name), []
             setattr(module, name, interrupting(original))
             loader = number_loader()
             with pytest.raises(KeyboardInterrupt):
@@ -107,9 +107,9 @@ def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
 
         loader = number_loader(die_once_at(17))
         iterator = iter(loader)
-        process.Template.fork, armed = interrupting(process.Template.fork), [True]
+        process.Template.fork, fired = interrupting(process.Template.fork), [True]
         next(iterator)
-        armed.clear()  # interrupt the fork of the replacing worker
+        fired.clear()  # interrupt the fork of the replacing worker
         with pytest.raises(KeyboardInterrupt):
             for batch in iterator: pass
         check_epoch(loader)
@@ -119,14 +119,14 @@ def test_ctrl_c_while_workers_start_leaves_no_process_behind(succeed):
     """)
 
 
-def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
-    succeed("""
+def test_ctrl_c_during_close_is_raised_after_the_cleanup(run_without_errors):
+    run_without_errors("""
         end = process.Template.end
-        def interrupted(self, deadline):
+        def end_amid_interrupts(self, deadline):
             ctrl_c()
             end(self, deadline)
             ctrl_c()
-        process.Template.end = interrupted
+        process.Template.end = end_amid_interrupts
         before = held_resources()
         def close():
             loader = number_loader()
@@ -140,10 +140,10 @@ def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
             iterator = iter(loader)
             loader._session.steps.broken_by = "a test"
             iter(loader)
-        for way in (close, leave, start_again):
+        for action in (close, leave, start_again):
             with pytest.raises(KeyboardInterrupt):
-                way()
-            assert held_resources() == before, (way, held_resources())
+                action()
+            assert held_resources() == before, (action, held_resources())
         def leave_interrupted():
             with number_loader() as loader:
                 for batch in loader:
@@ -156,13 +156,13 @@ def test_ctrl_c_during_close_is_raised_after_the_cleanup(succeed):
     """)
 
 
-def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start):
-    program = start("""
+def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start_program):
+    program = start_program("""
         end = process.Template.end
-        def interrupted(self, deadline):
+        def interrupt_and_end(self, deadline):
             ctrl_c()
             end(self, deadline)
-        process.Template.end = interrupted
+        process.Template.end = interrupt_and_end
         before = held_resources()
         def collect():
             loader = number_loader()
@@ -172,10 +172,10 @@ def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start):
             iterator = iter(loader)
             loader._session.steps.broken_by = "a test"
             del iterator
-            assert workers() == []
-        for way in (collect, drop):
-            way()
-            assert held_resources() == before, (way, held_resources())
+            assert worker_pids() == []
+        for action in (collect, drop):
+            action()
+            assert held_resources() == before, (action, held_resources())
     """)
     exit_code, error = program.end()
     assert exit_code == 0, error
@@ -183,8 +183,8 @@ def test_ctrl_c_in_a_finalizer_is_printed_after_the_cleanup(start):
 
 
 @pytest.mark.parametrize("then", ["sys.exit(0)", "pass"])
-def test_a_signal_handler_can_close_the_loader_during_next(succeed, then):
-    succeed(f"""
+def test_a_signal_handler_can_close_the_loader_during_next(run_without_errors, then):
+    run_without_errors(f"""
         def close(*_):
             loader.close()
             {then}
@@ -202,12 +202,12 @@ def test_a_signal_handler_can_close_the_loader_during_next(succeed, then):
             pass
         else:
             raise AssertionError
-        assert workers() == []
+        assert worker_pids() == []
     """)
 
 
-def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
-    program = start("""
+def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start_program):
+    program = start_program("""
         loader = jpeg_loader(folder)
         reference = jpeg_loader(folder, num_workers=0)
         list(reference)
@@ -217,19 +217,19 @@ def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
         duration = time.monotonic() - began
         before = held_resources()
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-        moments = random.Random(0)
-        times = broken = 0
-        while times < 20 or broken < 10:
-            times += 1
+        generator = random.Random(0)
+        attempts = interrupted_count = 0
+        while attempts < 20 or interrupted_count < 10:
+            attempts += 1
             began = time.monotonic()
             try:
                 # Often within an epoch, sometimes while the next session starts.
-                signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.0001, 1.2 * duration))
+                signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.0001, 1.2 * duration))
                 seen = list(loader)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 duration = min(duration, time.monotonic() - began)  # the first epoch may have been slow
             except KeyboardInterrupt:
-                broken += 1
+                interrupted_count += 1
             else:
                 reference.set_epoch(loader.epoch)
                 assert equal_epochs(seen, reference)
@@ -245,8 +245,8 @@ def test_interrupts_at_random_moments_lose_no_sample_of_later_epochs(start):
     assert exit_code == 0
 
 
-def test_ctrl_c_while_the_job_is_written_leaves_no_descriptor(succeed):
-    succeed("""
+def test_ctrl_c_while_the_job_is_written_leaves_no_descriptor(run_without_errors):
+    run_without_errors("""
         from gpuload.workers import shipping
 
         write_job = shipping.write_job
@@ -263,5 +263,6 @@ def test_ctrl_c_while_the_job_is_written_leaves_no_descriptor(succeed):
         shipping.write_job = write_job
         check_epoch(loader)
         loader.close()
-        assert not [kind for kind in held_resources()[0] if "gpuload-job" in kind]
+        kinds, *_ = held_resources()
+        assert not [kind for kind in kinds if "gpuload-job" in kind], kinds
     """)

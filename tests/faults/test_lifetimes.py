@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# -- collected --------------------------------------------------------------------------------------------------------
+# -- closed or collected ----------------------------------------------------------------------------------------------
 
+# Code that drops or closes a `loader`, by its situation.
 COLLECTED = {
     "not started": "del loader",
     "closed twice, not collected": "check_epoch(loader); loader.close(); loader.close()",
@@ -40,8 +41,8 @@ other.close()""",
 }
 
 
-def test_a_closed_or_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(succeed):
-    succeed(f"""
+def test_a_closed_or_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(run_without_errors):
+    run_without_errors(f"""
         before = held_resources()  # by one program, in which a case that leaves something behind shows in the next
         for how, code in {COLLECTED!r}.items():
             names = dict(globals(), loader=number_loader())
@@ -52,8 +53,8 @@ def test_a_closed_or_garbage_collected_loader_leaves_no_process_descriptor_or_ma
     """)
 
 
-def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
-    succeed("""
+def test_after_a_break_the_workers_stop_at_the_next_sample(run_without_errors):
+    run_without_errors("""
         def slow(index):
             open(f"{tmp}/{index}", "w").close()
             while index == 8 and not os.path.exists(f"{tmp}/go"):
@@ -69,11 +70,11 @@ def test_after_a_break_the_workers_stop_at_the_next_sample(succeed):
     """)
 
 
-# -- several ----------------------------------------------------------------------------------------------------------
+# -- several loaders or iterators -------------------------------------------------------------------------------------
 
 
-def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(succeed):
-    succeed("""
+def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(run_without_errors):
+    run_without_errors("""
         expected = [list(jpeg_loader(folder, num_workers=0, seed=seed)) for seed in (0, 1)]
         before = held_resources()
         first, second = zip(*zip(jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1)))
@@ -83,23 +84,23 @@ def test_two_interleaved_loaders_return_the_same_batches_as_each_alone(succeed):
     """)
 
 
-def test_an_epoch_of_another_loader_inside_the_loop_changes_no_batch(succeed):
-    succeed("""
+def test_an_epoch_of_a_second_loader_inside_the_loop_changes_no_batch(run_without_errors):
+    run_without_errors("""
         train, check = jpeg_loader(folder, seed=0), jpeg_loader(folder, seed=1, shuffle=False)
         expected = list(jpeg_loader(folder, seed=0, num_workers=0))
-        expected_inside = list(jpeg_loader(folder, seed=1, shuffle=False, num_workers=0))
+        expected_check = list(jpeg_loader(folder, seed=1, shuffle=False, num_workers=0))
         seen = []
         for step, batch in enumerate(train):
             seen.append(batch)
             if step in (2, 7):
                 check.set_epoch(0)
-                assert equal_epochs(check, expected_inside)
+                assert equal_epochs(check, expected_check)
         assert equal_epochs(seen, expected)
     """)
 
 
-def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(succeed):
-    succeed("""
+def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(run_without_errors):
+    run_without_errors("""
         loader = number_loader()
         outer = iter(loader)
         next(outer)
@@ -117,42 +118,42 @@ def test_an_epoch_of_the_same_loader_inside_the_loop_ends_the_outer_iterator(suc
     """)
 
 
-def test_close_ends_an_open_iterator_and_the_loader_starts_again(succeed):
-    succeed("""
+def test_close_ends_an_open_iterator_and_the_loader_starts_again(run_without_errors):
+    run_without_errors("""
         loader = number_loader()
         iterator = iter(loader)
         next(iterator)
-        before = len(workers())
+        before = len(worker_pids())
         loader.close()
-        assert workers() == []
+        assert worker_pids() == []
         with pytest.raises(RuntimeError, match="^this iterator has ended: its Loader was closed$"):
             next(iterator)
         del iterator
         check_epoch(loader)
-        assert len(workers()) == before == 2
+        assert len(worker_pids()) == before == 2
     """)
 
 
-def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(succeed):
-    succeed("""
+def test_close_ends_all_workers_although_one_does_not_end_and_one_raises(run_without_errors):
+    run_without_errors("""
         before = held_resources()
         loader = number_loader(num_workers=3)
         list(loader)
-        stuck, broken, plain = loader._session.engine._team.values()
+        stuck, failing, normal = loader._session.engine._team.values()
         wait = stuck._process.wait
         def time_out(timeout=None):
             assert timeout is not None  # close() must not wait without a limit
             raise process.subprocess.TimeoutExpired("worker", timeout)
         stuck._process.wait = time_out
-        end = broken.end
+        end = failing.end
         def end_and_fail(deadline):
             end(deadline)
             raise OSError("something else")
-        broken.end = end_and_fail
+        failing.end = end_and_fail
         with pytest.raises(OSError, match="^something else$"):
             loader.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(stuck.pid, 0)
-        stuck = broken = plain = wait = end = None
-        assert held_resources() == before, held_resources()
+        stuck = failing = normal = wait = end = None
+        assert held_resources() == before
     """)

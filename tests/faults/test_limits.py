@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ import gc, json, os, resource, sys, time
 import numpy as np
 import gpuload as gl
 sys.path.append('tests')
-from faults.zygote import children, templates, workers
+from faults.zygote import child_pids, template_pids, worker_pids
 from gpuload import transforms as T
 from gpuload.loader import limits
 
@@ -72,36 +73,36 @@ def run_program(program: str, *args: object, before: tuple[str, ...] = ()) -> di
 
 
 def test_too_few_open_files_are_refused_before_any_worker_exists():
-    text, none_started, same, alive, works_later, started = run_program(
+    text, popens_at_error, has_same_descriptors, templates, works_later, popens = run_program(
         """
         import subprocess
         loader = gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
-        started, popen = [], subprocess.Popen
-        subprocess.Popen = lambda *args, **options: started.append(args) or popen(*args, **options)
+        calls, popen = [], subprocess.Popen
+        subprocess.Popen = lambda *args, **options: calls.append(args) or popen(*args, **options)
         before = descriptors()
         left_exactly(20)
         try:
             iter(loader)
         except gl.LimitError as error:
             text = str(error)
-        same, alive = descriptors() == before, templates()
+        has_same_descriptors, templates = descriptors() == before, template_pids()
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        print(json.dumps([text, started == [], same, alive, all(map(is_right, loader)), len(started)]))
+        result = [text, len(calls), has_same_descriptors, templates, all(map(is_right, loader)), len(calls)]
+        print(json.dumps(result))
         """
     )
     assert text.startswith("num_workers=3 needs 40 file descriptors in this process (5 per worker and 25 others), ")
     assert "but only 20 of the " in text
-    assert none_started
-    assert same
-    assert alive == []
+    assert has_same_descriptors
+    assert templates == []
     assert works_later
-    assert started == 0  # the fork server was running already
+    assert popens_at_error == popens == 0  # the fork server was running already
 
 
 @pytest.mark.usefixtures("warm")
 def test_workers_take_exactly_the_descriptors_that_limits_counts():
-    steady, works, spare, left = run_program(
+    steady, works, left = run_program(
         """
         def loader():
             return gl.Loader(Numbered(8), 2, num_workers=3, device="cpu")
@@ -116,12 +117,11 @@ def test_workers_take_exactly_the_descriptors_that_limits_counts():
         with loader() as third:
             works = all(map(is_right, third))
             left = limits.descriptors_left()
-        print(json.dumps([steady, bool(works), limits.SPARE_DESCRIPTORS, left]))
+        print(json.dumps([steady, bool(works), left]))
         """
     )
     assert steady == limits.POOL_DESCRIPTORS + 3 * limits.WORKER_DESCRIPTORS
     assert works
-    assert spare == 0
     assert left == limits.START_DESCRIPTORS
 
 
@@ -165,13 +165,14 @@ def test_a_loader_works_with_a_full_dev_shm():
                 full = error.errno
         with gl.Loader(Numbered(64), 8, num_workers=2, device="cpu") as loader:
             good = all(map(is_right, loader))
-            maps = [open(f"/proc/{pid}/maps") for pid in ["self", *children(), *templates(), *workers()]]
+            maps = [open(f"/proc/{pid}/maps") for pid in ["self", *child_pids(), *template_pids(), *worker_pids()]]
             mapped = [line for lines in maps for line in lines if "/dev/shm" in line]
             print(json.dumps([full, bool(good), os.listdir("/dev/shm"), mapped, os.statvfs("/dev/shm").f_bfree]))
         """,
         before=mount,
     )
-    assert result == [28, True, ["filler"], [], 0]  # 28: no space left on device
+    no_space = errno.ENOSPC
+    assert result == [no_space, True, ["filler"], [], 0]
 
 
 # -- the memory of a control group ------------------------------------------------------------------------------------
@@ -239,13 +240,13 @@ def test_too_little_memory_for_the_workers_is_refused_before_any_starts(group):
         leave_mb(sys.argv[1], 150)
         loader = gl.Loader(Numbered(64), 32, num_workers=4, device="cpu", transforms=[T.Resize((16, 16))])
         text = attempt(lambda: iter(loader))
-        alive = templates()
+        alive = template_pids()
         leave_mb(sys.argv[1], 400)
         print(json.dumps([text, alive, all(map(is_right, loader))]))
         """,
     )
     assert text.startswith("at least 180 MB of memory is needed (4 workers of about 45 MB, 0 MB for an output batch)")
-    assert f"but the control group {group.parent} has 15" in text
+    assert f"but the control group {group.parent} has 15" in text  # 15x MB
     assert alive == []
     assert good
 
@@ -262,7 +263,7 @@ def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_
         good = all(is_right(next(batches)) for _ in range(5))
         text = attempt(lambda: next(batches))
         again = [attempt(lambda: bool(is_right(batch))) for _, batch in zip(range(5), loader)]
-        print(json.dumps([good, text, again, len(workers())]))
+        print(json.dumps([good, text, again, len(worker_pids())]))
         """,
     )
     assert good
@@ -273,22 +274,22 @@ def test_an_image_too_large_for_the_memory_limit_is_an_error_and_the_next_epoch_
 
 
 def test_little_memory_delays_workers_and_raises_no_error(group):
-    good, most_bytes, needed_bytes = run_in_group(
+    good, max_bytes, needed_bytes = run_in_group(
         group,
         """
         leave_mb(sys.argv[1], 160)
         data = Numbered(96, 1100, 1000)
         with gl.Loader(data, 8, num_workers=2, device="cpu", transforms=[T.Resize((16, 16))], prefetch_factor=8,
                        chunk_size=2) as loader:
-            good, most = True, 0
+            good, max_bytes = True, 0
             for batch in loader:
                 good = good and bool(is_right(batch))
-                most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
-        print(json.dumps([good, most, 9 * 8 * 3_300_000]))
+                max_bytes = max(max_bytes, os.fstat(loader._session.ring.fd).st_blocks * 512)
+        print(json.dumps([good, max_bytes, 9 * 8 * 3_300_000]))  # nine batches of eight images
         """,
     )
     assert good
-    assert most_bytes < 160 << 20 < needed_bytes
+    assert max_bytes < 160 << 20 < needed_bytes
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -321,9 +322,9 @@ def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
 @pytest.mark.usefixtures("warm")
 def test_a_slow_consumer_does_not_let_memory_grow():
     ring_bytes = 4 << 20
-    good, most, trees = run_program(
+    good, max_bytes, process_bytes = run_program(
         """
-        def tree_bytes(pids):
+        def bytes_of_processes(pids):
             total = 0
             for pid in ("self", *pids):
                 for line in open(f"/proc/{pid}/smaps_rollup"):
@@ -336,7 +337,7 @@ def test_a_slow_consumer_does_not_let_memory_grow():
         options = {"num_workers": 2, "device": "cpu", "transforms": [T.Resize((16, 16))]}
         ring_bytes = int(sys.argv[1])
         with gl.Loader(Numbered(4800, sizes=sizes), 16, ring_bytes=ring_bytes, prefetch_factor=8, **options) as loader:
-            most, trees, good = 0, [], True
+            max_bytes, process_bytes, good = 0, [], True
             for step, batch in enumerate(loader):
                 good = good and bool(is_right(batch))
                 time.sleep(0.002)  # a training step; the workers run ahead of it
@@ -344,14 +345,14 @@ def test_a_slow_consumer_does_not_let_memory_grow():
                     feed, pool = loader._session.feed, loader._session.engine
                     while feed.pump(0.01) or pool._in_flight:
                         pass
-                most = max(most, os.fstat(loader._session.ring.fd).st_blocks * 512)
+                max_bytes = max(max_bytes, os.fstat(loader._session.ring.fd).st_blocks * 512)
                 if step % 50 == 49:
-                    trees.append(tree_bytes(loader._session.engine.pids))
-        print(json.dumps([good, most, trees]))
+                    process_bytes.append(bytes_of_processes(loader._session.engine.pids))
+        print(json.dumps([good, max_bytes, process_bytes]))
         """,
         ring_bytes,
     )
     assert good
-    assert ring_bytes / 2 < most <= ring_bytes
-    assert len(trees) == 6
-    assert max(trees[1:]) - trees[0] < 8 << 20
+    assert ring_bytes / 2 < max_bytes <= ring_bytes
+    assert len(process_bytes) == 6  # at every 50th of 300 steps
+    assert max(process_bytes[1:]) - process_bytes[0] < 8 << 20

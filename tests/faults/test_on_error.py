@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 
 import numpy as np
@@ -57,7 +58,8 @@ def test_on_error_raise_names_the_sample_and_continues_with_the_next_batch(worke
             gl.SampleError, match=r"sample 9 \(/data/9.jpg\), at position 9 .* could not be loaded: OSError"
         ):
             next(batches)
-        assert next(batches)[0][1].tolist() == list(range(16, 24))
+        (_, numbers), _ = next(batches)
+        assert numbers.tolist() == list(range(16, 24))
         assert [(entry.index, entry.replaced_by) for entry in loader.errors] == [(9, None)]
 
 
@@ -86,7 +88,7 @@ def test_on_error_skip_drops_the_sample_and_lists_it(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_on_error_replace_returns_another_sample_in_its_place(workers):
+def test_on_error_replace_returns_substitutes_for_failed_samples(workers):
     bad = {0, 9, 10, 11}
     with make_loader(Numbered(64, bad=bad), num_workers=workers, on_error="replace", chunk_size=3) as loader:
         batches = load_epoch(loader)
@@ -129,9 +131,9 @@ def test_on_error_skip_fills_a_batch_that_would_be_empty(workers):
     _, numbers, info = batches[1]
     assert info.positions.tolist() == list(range(8, 16))
     assert not set(numbers) & set(range(8, 16))
-    assert {entry.position: entry.replaced_by for entry in loader.errors if entry.replaced_by is not None} == dict(
+    assert {entry.position: entry.replaced_by for entry in loader.errors} == dict(
         zip(range(8, 16), numbers, strict=True)
-    ) or len(loader.errors) > 8  # a substitute that failed as well is listed too
+    )
 
 
 def test_failed_samples_do_not_change_the_number_of_batches():
@@ -152,22 +154,23 @@ def test_more_errors_than_max_error_rate_allows_end_the_epoch(on_error):
 
         with pytest.raises(gl.TooManyErrors, match=r"samples of this epoch .*max_error_rate=0.01 of 1,000") as caught:
             consume()
-        assert len(seen) <= 120
+        assert len(seen) <= 120  # 100 good samples, and the batches in flight when there were too many errors
         assert "/data/" in str(caught.value)
-        assert len(loader.errors) > 10
+        assert len(loader.errors) > 10  # the limit: 1% of 1,000
         assert {entry.index for entry in loader.errors} <= set(range(100, 400))
 
 
 def test_ten_errors_in_a_small_dataset_do_not_exceed_max_error_rate():
     with make_loader(Numbered(16, bad=range(1, 11)), batch_size=16, on_error="skip") as loader:
-        assert load_epoch(loader)[0][1] == [0, *range(11, 16)]
+        [(_, numbers, _)] = load_epoch(loader)
+    assert numbers == [0, *range(11, 16)]
 
 
 def test_the_error_count_restarts_with_each_epoch():
     with make_loader(Numbered(16, bad=range(1, 8)), batch_size=16, on_error="skip") as loader:
         for _ in range(3):
             load_epoch(loader)
-    assert loader.errors.total == 21
+    assert loader.errors.total == 3 * 7
     assert [entry.epoch for entry in loader.errors[::7]] == [0, 1, 2]
 
 
@@ -198,29 +201,21 @@ def test_an_image_that_fails_in_a_late_transform_is_one_bad_sample(on_error):
     assert "the image of 8×8 (height × width) is smaller than the crop" in entry.cause
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        ({"on_error": ""}, ValueError, "got ''"),
-        (
-            {"on_error": "skip", "faults": SKIP_ALL},
-            ValueError,
-            "combined; write faults=Faults(on_error='skip', …)",
-        ),
-    ],
-)
-def test_wrong_options_of_errors_are_refused(options, kind, text):
-    with pytest.raises(kind) as caught:
+@pytest.mark.parametrize(("options", "text"), [
+    ({"on_error": ""}, "got ''"),
+    ({"on_error": "skip", "faults": SKIP_ALL}, "combined; write faults=Faults(on_error='skip', …)"),
+])  # fmt: skip
+def test_invalid_on_error_and_conflicting_faults_are_refused(options, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
         make_loader(Numbered(4), **options)
-    assert text in str(caught.value)
 
 
 @pytest.fixture(scope="module")
 def odd_files(corpus):
     with (corpus / "SOURCES.tsv").open() as table:
-        names = [row[0] for row in csv.reader(table, delimiter="\t")]
+        names = [name for name, *_ in csv.reader(table, delimiter="\t")]
     paths = [corpus / name for name in names if (corpus / name).is_file()]
-    assert len(paths) > 50
+    assert len(paths) > 50, "files of the corpus are missing"
     return paths
 
 
@@ -296,16 +291,16 @@ def test_max_error_rate_holds_for_batches_that_are_issued_ahead(monkeypatch):
     monkeypatch.setattr(CpuTransfer, "is_asynchronous", True)  # as on CUDA
     monkeypatch.setattr(Feed, "pop_ready_batch", pop_complete_batch)
     with make_loader(Numbered(800, bad=range(80, 800, 2)), on_error="skip", num_workers=1) as loader:
-        batches, seen = iter(loader), 0
+        batches, batch_count = iter(loader), 0
 
         def consume():
-            nonlocal seen
+            nonlocal batch_count
             for _ in batches:
-                seen += 1
+                batch_count += 1
 
         with pytest.raises(gl.TooManyErrors):
             consume()
-        assert seen < 20
+        assert batch_count < 20  # of 100: ten good batches, and the batches that were issued ahead
         error_count = len(loader.errors)
         with pytest.raises(gl.TooManyErrors):
             next(batches)
@@ -346,5 +341,6 @@ def test_replaced_rows_of_a_padded_batch_keep_their_order(batch_size):
             return [info.positions.tolist() for _, _, info in load_epoch(loader)]
 
     expected = load_positions([])
-    assert batch_size == 1 or expected == [[8, 0]]
+    if batch_size == 2:
+        assert expected == [[8, 0]]  # rank 4 of 8 has the last of 9 samples, and position 0 as padding
     assert load_positions([8], on_error="replace") == expected

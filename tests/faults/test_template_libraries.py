@@ -8,8 +8,8 @@ import pytest
 from helpers import lacking
 from helpers.http_server import served
 
-FORKED = "workers are forked from a template"
-THREADS = "a library started threads when it was imported, or the dataset did when it was unpickled"
+FORKED_LOG = "workers are forked from a template"
+THREADS_LOG = "a library started threads when it was imported, or the dataset did when it was unpickled"
 
 # The packages; the code at the import of the dataset's module, in which each process has its own `file_name`; what must
 # be true in each sample; the text in the log.
@@ -22,7 +22,7 @@ LIBRARIES = {
         product, values = matrix @ matrix, np.linalg.svd(matrix)[1]
         """,
         "(matrix @ matrix == product).all() and np.allclose(np.linalg.svd(matrix)[1], values)",
-        FORKED,
+        FORKED_LOG,
     ),
     "OpenMP with one thread": (
         (),
@@ -32,7 +32,7 @@ LIBRARIES = {
         product = matrix @ matrix
         """,
         "torch.get_num_threads() == 1 and torch.equal(matrix @ matrix, product)",
-        FORKED,
+        FORKED_LOG,
     ),
     "OpenMP with more": (
         (),
@@ -43,7 +43,7 @@ LIBRARIES = {
         product = (matrix @ matrix).exp().sum()
         """,
         "torch.get_num_threads() == 3 and torch.allclose((matrix @ matrix).exp().sum(), product)",
-        THREADS,
+        THREADS_LOG,
     ),
     "OpenCV": (
         ("cv2",),
@@ -53,7 +53,7 @@ LIBRARIES = {
         grey = np.full((300, 300, 3), 100, np.uint8)
         """,
         "cv2.imdecode(cv2.imencode('.png', cv2.blur(grey, (9, 9)))[1], 1).tolist() == grey.tolist()",
-        FORKED,
+        FORKED_LOG,
     ),
     "OpenCV at work": (
         ("cv2",),
@@ -65,7 +65,7 @@ LIBRARIES = {
         cv2.cvtColor(grey, cv2.COLOR_BGR2HSV)
         """,
         "(cv2.blur(grey, (9, 9)) == grey).all()",
-        THREADS,
+        THREADS_LOG,
     ),
     "pyarrow": (
         ("pyarrow",),
@@ -79,7 +79,7 @@ LIBRARIES = {
         assert pc.sum(numbers["a"]).as_py() == 499500
         """,
         "pc.sum(mapped['a']).as_py() == 499500 and mapped['a'][index].as_py() == index",
-        FORKED,
+        FORKED_LOG,
     ),
     "pyarrow's threads": (
         ("pyarrow",),
@@ -90,7 +90,7 @@ LIBRARIES = {
         numbers = pq.read_table(file_name)
         """,
         "pq.read_table(file_name) == numbers",
-        THREADS,
+        THREADS_LOG,
     ),
     "np.memmap": (
         (),
@@ -101,7 +101,7 @@ LIBRARIES = {
         numbers = np.load(file_name, mmap_mode="r+")
         """,
         "int(numbers[index]) == index",
-        FORKED,
+        FORKED_LOG,
     ),
     "LMDB": (
         ("lmdb",),
@@ -118,7 +118,7 @@ LIBRARIES = {
                 return transaction.get(b"%d" % index)
         """,
         "value(index) == b'%d' % index",
-        FORKED,
+        FORKED_LOG,
     ),
     "HDF5": (
         ("h5py",),
@@ -133,7 +133,7 @@ LIBRARIES = {
             return int(file["numbers"][index])
         """,
         "value(index) == index",
-        FORKED,
+        FORKED_LOG,
     ),
     "PIL": (
         (),
@@ -149,12 +149,12 @@ LIBRARIES = {
         expected = [grey(kind) for kind in kinds]
         """,
         "[grey(kind) for kind in kinds] == expected",
-        FORKED,
+        FORKED_LOG,
     ),
 }
 
 
-def write_module(folder, at_import: str, check: str) -> str:
+def write_module(folder, at_import: str, condition: str) -> str:
     """Write the module of a dataset. Return a program that loads it and finds the line `text` in the log."""
     (folder / "own_module.py").write_text(
         "import os, pathlib\n"
@@ -162,16 +162,16 @@ def write_module(folder, at_import: str, check: str) -> str:
         + textwrap.dedent(at_import)
         + "class Data:\n"
         + "    def __len__(self): return 40\n"
-        + f"    def __getitem__(self, index): return index, bool({check})\n"
+        + f"    def __getitem__(self, index): return index, bool({condition})\n"
     )
     return """
-        logged = log_of_workers()
+        logged = record_worker_log()
         sys.path.insert(0, tmp)
         import own_module
         with gl.Loader(own_module.Data(), 4, num_workers=2, device="cpu") as loader:
-            indices, right = map(torch.cat, zip(*loader))
+            indices, is_right = map(torch.cat, zip(*loader))
         assert indices.tolist() == list(range(40))
-        assert right.all(), right
+        assert is_right.all(), is_right
         [text] = [text for text in logged if "template" in text]
     """
 
@@ -179,26 +179,26 @@ def write_module(folder, at_import: str, check: str) -> str:
 @pytest.mark.parametrize(
     "library", [pytest.param(name, marks=lacking.needs(*packages)) for name, (packages, *_) in LIBRARIES.items()]
 )
-def test_a_library_that_was_used_in_the_template_works_in_the_workers(succeed, tmp_path, library):
-    _, at_import, check, expected = LIBRARIES[library]
-    program = write_module(tmp_path, at_import, check)
-    succeed(program + f"    assert {expected!r} in text, text\n")
+def test_a_library_that_was_used_in_the_template_works_in_the_workers(run_without_errors, tmp_path, library):
+    _, at_import, condition, expected = LIBRARIES[library]
+    program = write_module(tmp_path, at_import, condition)
+    run_without_errors(program + f"    assert {expected!r} in text, text\n")
 
 
 # The code at the import of the dataset's module, and the text in the log.
 FILESYSTEMS = {
-    "with its loop, in the template": ("files = fsspec.filesystem('http')", THREADS),
-    "with its loop, in the workers": ("files = None", FORKED),
-    "others in the template": (
+    "with its loop, in the template": ("files = fsspec.filesystem('http')", THREADS_LOG),
+    "with its loop, in the workers": ("files = None", FORKED_LOG),
+    "of files and memory, in the template": (
         "fsspec.filesystem('file').info('/'); fsspec.filesystem('memory').pipe('a', b'b'); files = None",
-        FORKED,
+        FORKED_LOG,
     ),
 }
 
 
 @lacking.needs("aiohttp")
 @pytest.mark.parametrize("opened", FILESYSTEMS)
-def test_a_filesystem_of_fsspec_works_wherever_it_is_opened(succeed, tmp_path, opened):
+def test_a_filesystem_of_fsspec_works_wherever_it_is_opened(run_without_errors, tmp_path, opened):
     at_import, expected = FILESYSTEMS[opened]
     at_import = f"""
 import os
@@ -212,6 +212,6 @@ def content(index):
 """
     program = write_module(tmp_path, at_import, "content(index) == b'file %d' % index")
     with served({str(index): b"file %d" % index for index in range(40)}) as server:
-        succeed(
+        run_without_errors(
             f"os.environ['URL'] = {server.url!r}\n" + textwrap.dedent(program) + f"assert {expected!r} in text, text\n"
         )

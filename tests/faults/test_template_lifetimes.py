@@ -1,4 +1,4 @@
-"""Deaths of workers and of the template that they are forked from: the others continue, and nothing is left behind."""
+"""Deaths of workers and of their template: the remaining processes continue, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRELUDE = """
         return loader._session.engine
     def is_steady():
         pool().collect_events(0.0)
-        return pool().is_steady and len(templates()) == 1 and pool()._template.ready
+        return pool().is_steady and len(template_pids()) == 1 and pool()._template.ready
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pool().collect_events(0.0) or process_state(pid) == "gone" and is_steady(), "it is replaced")
@@ -32,45 +32,47 @@ PRELUDE = """
 
 
 @pytest.fixture
-def succeed_with(succeed):
-    return lambda code: succeed(textwrap.dedent(PRELUDE) + textwrap.dedent(code))
+def run_with_prelude(run_without_errors):
+    return lambda code: run_without_errors(textwrap.dedent(PRELUDE) + textwrap.dedent(code))
 
 
-def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(succeed_with):
-    succeed_with("""
-        def pipes(pid):
+def test_a_worker_holds_only_its_own_pipe_ends_and_dies_alone(run_with_prelude):
+    run_with_prelude("""
+        def pipe_ends(pid):
             ends = {}
             for name in os.listdir(f"/proc/{pid}/fd"):
                 link = os.readlink(f"/proc/{pid}/fd/{name}")
-                assert "pidfd" not in link or pid in templates(), (pid, link)
+                assert "pidfd" not in link or pid in template_pids(), (pid, link)
                 if link.startswith("pipe:"):
                     info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
                     flags = int(info.split("flags:")[1].split()[0], 8)
                     ends[link] = "write" if flags & os.O_ACCMODE == os.O_WRONLY else "read"
             return ends
         check_epoch(loader)
-        [template] = templates()
+        [template] = template_pids()
         for _ in range(3):
-            others = set(workers())
+            others = set(worker_pids())
             victim = others.pop()
             kill(victim)
-            assert others <= set(workers()) and len(workers()) == 2
-            assert templates() == [template]
-            held = [pipes(pid) for pid in (template, *workers())]
-            assert sum(map(len, held)) == len(set().union(*held))  # each pipe end is in one process
-            assert sorted(held[0].values()) == ["read", "write", "write"]  # its lifeline, and the pipes for statuses
-            assert [list(each.values()) for each in held[1:]] == [["read"], ["read"]]
+            assert others <= set(worker_pids()) and len(worker_pids()) == 2
+            assert template_pids() == [template]
+            ends_of_template, *ends_of_workers = [pipe_ends(pid) for pid in (template, *worker_pids())]
+            all_ends = [*ends_of_template, *(link for ends in ends_of_workers for link in ends)]
+            assert len(all_ends) == len(set(all_ends))  # each pipe end is in one process
+            assert sorted(ends_of_template.values()) == ["read", "write", "write"]  # the lifeline, and status pipes
+            assert [list(ends.values()) for ends in ends_of_workers] == [["read"], ["read"]]
         check_epoch(loader)
         loader.close()
     """)
 
 
-def test_many_deaths_leave_no_descriptor_and_no_zombie(succeed_with):
-    succeed_with("""
+def test_many_deaths_leave_no_descriptor_and_no_zombie(run_with_prelude):
+    run_with_prelude("""
         def open_counts():
-            return len(os.listdir("/proc/self/fd")), [len(os.listdir(f"/proc/{pid}/fd")) for pid in templates()]
+            return len(os.listdir("/proc/self/fd")), [len(os.listdir(f"/proc/{pid}/fd")) for pid in template_pids()]
         def zombies():
-            return [pid for one in ("self", *templates()) for pid in children(one) if process_state(pid) == "Z"]
+            pids = [pid for parent in ("self", *template_pids()) for pid in child_pids(parent)]
+            return [pid for pid in pids if process_state(pid) == "Z"]
         check_epoch(loader)
         before = open_counts()
         for _ in range(50):
@@ -78,11 +80,11 @@ def test_many_deaths_leave_no_descriptor_and_no_zombie(succeed_with):
             assert (open_counts(), zombies()) == (before, [])
         first_pids = set(pool().pids)
         for number in range(10):
-            kill(templates()[0])
+            kill(template_pids()[0])
             assert open_counts()[0] == before[0]
             assert zombies() == []
-            assert children() == servers()  # orphaned workers do not become children of this process
-            if number == 5:  # its replacement comes from another template than the other worker
+            assert child_pids() == server_pids()  # orphaned workers do not become children of this process
+            if number == 5:  # a new template forks its replacement, and the other worker stays
                 kill(pool().pids[0])
         assert len(first_pids & set(pool().pids)) == 1
         check_epoch(loader)
@@ -91,8 +93,8 @@ def test_many_deaths_leave_no_descriptor_and_no_zombie(succeed_with):
     """)
 
 
-def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed_with):
-    succeed_with("""
+def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(run_with_prelude):
+    run_with_prelude("""
         accept, forks = process.WorkerProcess.accept, []
         def accept_and_kill(self, *answer):
             error = accept(self, *answer)
@@ -105,7 +107,7 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed_wit
         process.WorkerProcess.accept = accept_and_kill
         before = held_resources()
         check_epoch(loader)
-        assert len(forks) == 22
+        assert len(forks) == 22  # 20 workers that are killed, and two that remain
         causes = pool().deaths.causes
         assert len(causes) == 20 and all(cause.startswith("killed by SIGKILL") for cause in causes), causes
         loader.close()
@@ -113,12 +115,12 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(succeed_wit
     """)
 
 
-def test_a_worker_is_used_although_its_template_died_after_the_fork(succeed_with):
-    succeed_with("""
+def test_a_worker_is_used_although_its_template_died_after_the_fork(run_with_prelude):
+    run_with_prelude("""
         accept, accepted = process.WorkerProcess.accept, []
         def accept_when_the_template_is_dead(self, *answer):
             if not accepted:
-                [template] = templates()
+                [template] = template_pids()
                 os.kill(template, signal.SIGKILL)
                 wait_until(lambda: is_dead(template), "the template is dead")
             accepted.append(self)
@@ -134,8 +136,8 @@ def test_a_worker_is_used_although_its_template_died_after_the_fork(succeed_with
 
 
 @pytest.mark.parametrize("timeout", [0.5, 0])
-def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed_with, timeout):
-    succeed_with(f"""
+def test_a_stopped_template_delays_no_sample_and_is_replaced(run_with_prelude, timeout):
+    run_with_prelude(f"""
         from collections import Counter
         pool_module = sys.modules["gpuload.workers.pool"]
         pool_module.FORK_LIMIT_S = 1.0  # the limit without a timeout
@@ -143,31 +145,31 @@ def test_a_stopped_template_delays_no_sample_and_is_replaced(succeed_with, timeo
         before = held_resources()
         batches = iter(loader)
         seen = [next(batches)]
-        [first] = templates()
-        os.kill(first, signal.SIGSTOP)
-        collections = Counter()
+        [first_pid] = template_pids()
+        os.kill(first_pid, signal.SIGSTOP)
+        counts_by_pending_fork = Counter()
         collect_events = pool_module.WorkerPool.collect_events
         def collect_and_count(self, timeout_s):
-            collections[any(worker.pid is None for worker in self._team.values())] += 1
+            counts_by_pending_fork[any(worker.pid is None for worker in self._team.values())] += 1
             return collect_events(self, min(timeout_s, 0.05))
         pool_module.WorkerPool.collect_events = collect_and_count
         seen += batches
         assert sorted(torch.cat(seen).tolist()) == list(range(40)), seen
-        assert collections[True], collections  # the pool did not wait for the template
+        assert counts_by_pending_fork[True], "the pool waits for the template"
         limit = {timeout or 1}
         assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
-        assert templates() != [first]
+        assert template_pids() != [first_pid]
         loader.close()
         assert held_resources() == before
     """)
 
 
-def test_close_ends_a_stopped_template_and_its_workers(succeed_with):
-    succeed_with("""
+def test_close_ends_a_stopped_template_and_its_workers(run_with_prelude):
+    run_with_prelude("""
         before = held_resources()
         batches = iter(loader)
         next(batches)
-        [template] = templates()
+        [template] = template_pids()
         os.kill(template, signal.SIGSTOP)
         os.kill(pool().pids[0], signal.SIGKILL)
         wait_until(lambda: pool().collect_events(0.0) or len(pool().pids) == 1, "a replacement is pending")
@@ -178,8 +180,8 @@ def test_close_ends_a_stopped_template_and_its_workers(succeed_with):
     """)
 
 
-def test_worker_error_says_why_a_worker_cannot_be_forked(succeed):
-    succeed("""
+def test_worker_error_says_why_a_worker_cannot_be_forked(run_without_errors):
+    run_without_errors("""
         class Data(Numbers):
             def __setstate__(self, state):
                 vars(self).update(state)
@@ -197,8 +199,8 @@ def test_worker_error_says_why_a_worker_cannot_be_forked(succeed):
     """)
 
 
-def test_signals_to_the_process_group_reach_the_program_alone(succeed_with):
-    succeed_with("""
+def test_signals_to_the_process_group_reach_the_program_alone(run_with_prelude):
+    run_with_prelude("""
         received = []
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: received.append(number))
@@ -213,41 +215,42 @@ def test_signals_to_the_process_group_reach_the_program_alone(succeed_with):
             return forked
         process.Template.fork = fork_amid_signals
         check_epoch(loader)
-        [template], first = templates(), set(workers())
+        [template], first_workers = template_pids(), set(worker_pids())
         send()
         check_epoch(loader)
-        assert (templates(), set(workers())) == ([template], first)
-        kill(min(first))
+        assert (template_pids(), set(worker_pids())) == ([template], first_workers)
+        kill(min(first_workers))
         check_epoch(loader)
-        assert (templates(), len(set(workers()) & first)) == ([template], 1)
+        assert (template_pids(), len(set(worker_pids()) & first_workers)) == ([template], 1)
         assert set(received) == {signal.SIGINT, signal.SIGTERM}
         loader.close()
     """)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_kills_at_random_moments_lose_and_repeat_no_sample(succeed_with, seed):
-    succeed_with(f"""
+def test_kills_at_random_moments_lose_and_repeat_no_sample(run_with_prelude, seed):
+    run_with_prelude(f"""
         from gpuload.workers import batch
         batch.DEATHS_ALONE = 100  # chance can kill three workers while each has only the same sample
-        generator, killed = random.Random({seed}), []
+        generator, kill_count = random.Random({seed}), 0
         check_epoch(loader)
-        def kill_some():
+        def kill_processes():
+            global kill_count
             deadline = time.monotonic() + LIMIT_S
-            while len(killed) < 20 and time.monotonic() < deadline:
+            while kill_count < 20 and time.monotonic() < deadline:
                 time.sleep(generator.expovariate(50))  # seconds, 0.02 in the mean
-                pids = templates()
+                pids = template_pids()
                 if generator.random() >= 0.25:
-                    pids = [pid for template in pids for pid in children(template)]
+                    pids = [pid for template in pids for pid in child_pids(template)]
                 with contextlib.suppress(ProcessLookupError, IndexError):  # the process has exited, or there is none
                     os.kill(generator.choice(pids), signal.SIGKILL)
-                    killed.append(pids)
-        killer = threading.Thread(target=kill_some, daemon=True)
+                    kill_count += 1
+        killer = threading.Thread(target=kill_processes, daemon=True)
         killer.start()
         while killer.is_alive():
             check_epoch(loader)
         check_epoch(loader)
-        assert len(killed) == 20
+        assert kill_count == 20
         wait_until(is_steady, "all dead processes are replaced")
         pids = pool().pids
         assert len(pids) == 2
@@ -287,7 +290,7 @@ def state(pid):
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rsplit(")", 1)[1].split()[0]
 
-def children(pid):
+def child_pids(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
 
@@ -309,7 +312,7 @@ for _ in range(3):
     pool = loader._session.engine
     template = pool._template
     if template.ready:
-        os.kill(template.pid, signal.SIGSTOP)  # it reaps no process any more
+        os.kill(template.pid, signal.SIGSTOP)  # so that it can no longer reap processes
         os.kill(pool.pids[0], signal.SIGKILL)
         os.kill(template.pid, signal.SIGKILL)
     seen += batches
@@ -317,10 +320,10 @@ for _ in range(3):
 causes = pool.deaths.causes
 loader.close()
 fork_server.close()
-assert children(1) == [orphan], children(1)
-assert os.waitpid(orphan, 0) == (orphan, 7 << 8)
+assert child_pids(1) == [orphan], child_pids(1)
+assert os.waitstatus_to_exitcode(os.waitpid(orphan, 0)[1]) == 7
 assert refused
-assert all("killed by SIGKILL" in cause for cause in causes), causes
+assert [cause for cause in causes if "killed by SIGKILL" not in cause] == []
 print("good")
 """
 

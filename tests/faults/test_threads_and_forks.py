@@ -7,32 +7,32 @@ import pytest
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
-    succeed("""
+def test_a_loader_works_in_any_thread_wherever_it_was_created(run_without_errors):
+    run_without_errors("""
         before = held_resources()
         results = []
-        def in_thread(work):
-            thread = threading.Thread(target=work)
+        def run_in_thread(function):
+            thread = threading.Thread(target=function)
             thread.start()
             thread.join(LIMIT_S)
             assert not thread.is_alive()
         def load(loader):
             results.append(torch.cat(list(loader)).tolist() == list(range(40)))
 
-        in_thread(lambda: load(number_loader()))
+        run_in_thread(lambda: load(number_loader()))
         assert held_resources() == before
 
         loader = number_loader()
-        in_thread(lambda: load(loader))
+        run_in_thread(lambda: load(loader))
         load(loader)  # the workers outlive the thread that started them
-        in_thread(lambda: next(iter(loader)))
+        run_in_thread(lambda: next(iter(loader)))
         load(loader)
 
         iterators = []
-        in_thread(lambda: iterators.append(iter(loader)))
+        run_in_thread(lambda: iterators.append(iter(loader)))
         check_epoch(iterators[0])
         iterators.clear()
-        in_thread(loader.close)
+        run_in_thread(loader.close)
         assert held_resources() == before, held_resources()
 
         loader = number_loader()
@@ -40,30 +40,30 @@ def test_a_loader_works_in_any_thread_wherever_it_was_created(succeed):
         next(iterator)
         names = [loader, iterator]
         del loader, iterator
-        in_thread(names.clear)  # the loader is collected in another thread
+        run_in_thread(names.clear)  # the loader is collected in another thread
         assert held_resources() == before
         assert results == [True] * 4, results
     """)
 
 
-def test_threads_that_share_an_iterator_get_each_batch_once(succeed):
-    succeed("""
+def test_threads_that_share_an_iterator_get_each_batch_once(run_without_errors):
+    run_without_errors("""
         loader = number_loader(length=400)
         for _ in range(3):
-            iterator, seen = iter(loader), [[] for _ in range(4)]
-            def consume(mine):
+            iterator, numbers_by_thread = iter(loader), [[] for _ in range(4)]
+            def consume(numbers):
                 for batch in iterator:
-                    mine.extend(batch.tolist())
-            threads = [threading.Thread(target=consume, args=(mine,)) for mine in seen]
+                    numbers.extend(batch.tolist())
+            threads = [threading.Thread(target=consume, args=(numbers,)) for numbers in numbers_by_thread]
             for thread in threads: thread.start()
             for thread in threads: thread.join(LIMIT_S)
-            assert sorted(sum(seen, [])) == list(range(400))
+            assert sorted(sum(numbers_by_thread, [])) == list(range(400))
     """)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers):
-    succeed(f"""
+def test_close_ends_next_in_another_thread_with_a_runtime_error(run_without_errors, workers):
+    run_without_errors(f"""
         def slow(index):
             while index >= 8:
                 open(f"{{tmp}}/hangs", "w").close()
@@ -81,7 +81,7 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers
                 errors.append(str(error))
         thread = threading.Thread(target=consume)
         inside = threading.Event()
-        when_waiting_for_workers(lambda: len(seen) == 2, inside.set)
+        call_when_waiting_for_workers(lambda: len(seen) == 2, inside.set)
         thread.start()
         wait_for_the_hang()
         wait_until(lambda: len(seen) == 2, "the thread has both batches before the sample that hangs")
@@ -103,6 +103,7 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(succeed, workers
     """)
 
 
+# The function of the dataset, and what the main thread does before the program ends.
 DAEMONS = {
     "in next()": ("hang_from_8", "wait_for_the_hang()"),
     "in the loop body": ("int", "inside.wait(30)"),
@@ -111,9 +112,9 @@ DAEMONS = {
 
 
 @pytest.mark.parametrize("where", DAEMONS)
-def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(succeed, where):
+def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(run_without_errors, where):
     function, wait = DAEMONS[where]
-    succeed(f"""
+    run_without_errors(f"""
         inside = threading.Event()
         def consume():
             loader = number_loader({function}, length=1000)
@@ -126,13 +127,13 @@ def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(suc
     """)
 
 
-def test_workers_that_a_thread_starts_ignore_a_ctrl_c(succeed):
-    succeed("""
-        started = process._launch
-        def launch(number, descriptors):
-            result = started(number, descriptors)
-            os.kill(result.pid, signal.SIGINT)
-            return result
+def test_workers_that_a_thread_starts_ignore_a_ctrl_c(run_without_errors):
+    run_without_errors("""
+        original_launch = process._launch
+        def launch(name, descriptors):
+            child = original_launch(name, descriptors)
+            os.kill(child.pid, signal.SIGINT)
+            return child
         process._launch = launch
         results = []
         thread = threading.Thread(target=lambda: results.append(torch.cat(list(number_loader())).tolist()))
@@ -146,12 +147,12 @@ def test_workers_that_a_thread_starts_ignore_a_ctrl_c(succeed):
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
-def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(succeed, end):
-    succeed(f"""
+def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(run_without_errors, end):
+    run_without_errors(f"""
         loader, reference = jpeg_loader(folder), list(jpeg_loader(folder, num_workers=0))
         iterator = iter(loader)
         seen = [next(iterator) for _ in range(3)]
-        pids = workers()
+        pids = worker_pids()
         child = os.fork()
         if child == 0:
             text = "(?s)belong to the process that this one was forked from.*create a new Loader in the child$"
@@ -162,16 +163,16 @@ def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(suc
             assert held_resources()[2] <= 1, held_resources()
             child_loader = jpeg_loader(folder)
             assert equal_epochs(child_loader, reference)
-            assert len(workers()) == 2
+            assert len(worker_pids()) == 2
             child_loader.close()
             open_iterator = iter(jpeg_loader(folder))  # ends with the child
             next(open_iterator)
             {end}
         _, status = os.waitpid(child, 0)
         assert status == 0
-        assert sorted(workers()) == sorted(pids)
+        assert sorted(worker_pids()) == sorted(pids)
         assert equal_epochs(seen + list(iterator), reference)
-        assert sorted(workers()) == sorted(pids)
+        assert sorted(worker_pids()) == sorted(pids)
     """)
 
 
@@ -187,14 +188,14 @@ signal.signal(signal.SIGCHLD, reap)""",
 
 
 @pytest.mark.parametrize("how", REAPERS)
-def test_dead_workers_are_replaced_where_their_exit_status_is_lost(succeed, how):
-    succeed(f"""
+def test_dead_workers_are_replaced_where_their_exit_status_is_lost(run_without_errors, how):
+    run_without_errors(f"""
         exec({REAPERS[how]!r})
         before = held_resources()
         loader = number_loader(die_once_at(17))
         check_epoch(loader)
-        assert not happens_first("17")
-        assert len(workers()) == 2
+        assert not happens_first("17"), "no worker has died"
+        assert len(worker_pids()) == 2
         loader.close()
         assert held_resources() == before
     """)

@@ -122,7 +122,7 @@ def check_epoch(loader, length=40):
     assert torch.cat(list(loader)).tolist() == list(range(length))
 
 
-def log_of_workers():
+def record_worker_log():
     """Return a list that will receive the messages that `gpuload.workers` logs from now on."""
     logged = []
 
@@ -137,7 +137,7 @@ def log_of_workers():
     return logged
 
 
-def when_waiting_for_workers(condition, act):
+def call_when_waiting_for_workers(condition, act):
     """Call `act` once, when the main process waits for its workers in next() and the condition holds."""
     collect_events = pool.WorkerPool.collect_events
 
@@ -158,12 +158,12 @@ def equal_epochs(batches, expected):
     """Return whether two epochs with ``info=True`` are equal to the last bit."""
     batches, expected = list(batches), list(expected)
     return len(batches) == len(expected) and all(
-        torch.equal(images, images_) and torch.equal(labels, labels_) and torch.equal(info.indices, info_.indices)
-        for ((images, labels), info), ((images_, labels_), info_) in zip(batches, expected, strict=True)
+        all(map(torch.equal, (*tensors, info.indices), (*expected_tensors, expected_info.indices)))
+        for (tensors, info), (expected_tensors, expected_info) in zip(batches, expected, strict=True)
     )
 
 
-def children(pid="self"):
+def child_pids(pid="self"):
     with contextlib.suppress(OSError):  # the process has exited
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -181,36 +181,36 @@ def is_dead(pid):
     return process_state(pid) in ("gone", "Z")
 
 
-def started_as(role):
+def pids_started_as(role):
     """Return the child processes with this role in their command line."""
     pids = []
-    for pid in children():
+    for pid in child_pids():
         with contextlib.suppress(OSError):  # the process has exited
             if role in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 pids.append(pid)
     return pids
 
 
-def servers():
-    return started_as("server")
+def server_pids():
+    return pids_started_as("server")
 
 
-def templates():
+def template_pids():
     """Return the processes that workers are forked from, which are children of a fork server or of this process."""
-    return started_as("template") + [pid for server in servers() for pid in children(server)]
+    return pids_started_as("template") + [pid for server in server_pids() for pid in child_pids(server)]
 
 
-def workers():
+def worker_pids():
     """Return the workers, which are children of a template or of this process."""
-    template_pids = templates()
-    return [pid for pid in children() if pid not in [*template_pids, *servers()]] + [
-        pid for template in template_pids for pid in children(template)
+    pids_of_templates = template_pids()
+    return [pid for pid in child_pids() if pid not in [*pids_of_templates, *server_pids()]] + [
+        pid for template in pids_of_templates for pid in child_pids(template)
     ]
 
 
 def held_resources():
-    """Return the kinds of this process's open descriptors, the number of its child processes, and the number of its
-    mappings of gpuload's memory. Close the fork server first, which outlives sessions."""
+    """Return the kinds of this process's open descriptors, the numbers of its child processes and of its mappings of
+    gpuload's memory. Closes the fork server first, which outlives sessions."""
     gc.collect()
     fork_server.close()
     links = []
@@ -218,7 +218,7 @@ def held_resources():
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
     kinds = sorted(link.split(":[")[0] for link in links if not link.startswith("/proc/"))
-    return kinds, len(children()) + len(workers()), Path("/proc/self/maps").read_text().count("memfd:gpuload")
+    return kinds, len(child_pids()) + len(worker_pids()), Path("/proc/self/maps").read_text().count("memfd:gpuload")
 
 
 if __name__ == "__main__":

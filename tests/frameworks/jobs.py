@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.warm_interpreters import TOO
+from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 
 LIMIT_S = 150
 
-# The beginning of all scripts. The log survives a SIGKILL, since each line is written to the kernel at once.
+# The beginning of all scripts. The log survives a SIGKILL, since each line is passed to the kernel immediately.
 COMMON = """
 import hashlib, json, os, signal, sys
 from pathlib import Path
@@ -67,7 +67,7 @@ def run(
     process = popen(
         [*command, str(path), str(folder), json.dumps(options)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", TOO: "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", WARM_CHILDREN_VARIABLE: "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -55,13 +55,13 @@ def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path, popen):
         {"name": "resumed", "save_after": -1, "resume": True},
     ):
         run_successfully(tmp_path, TRAINING, options, ranks=2, popen=popen)
-    shares = []
+    numbers_by_rank = []
     for rank in (0, 1):
         undisturbed = logged_steps(tmp_path, "undisturbed", rank)
         assert [epoch for epoch, _, _ in undisturbed] == [0] * 5 + [1] * 5
         assert logged_steps(tmp_path, "resumed", rank) == undisturbed[7:]
-        shares.append({number for epoch, numbers, _ in undisturbed if epoch == 1 for number in numbers})
-    assert shares[0] | shares[1] == set(range(33))
+        numbers_by_rank.append({number for epoch, numbers, _ in undisturbed if epoch == 1 for number in numbers})
+    assert numbers_by_rank[0] | numbers_by_rank[1] == set(range(33))
 
 
 def test_accumulate_does_not_step_on_the_last_batch_of_a_loader():
@@ -70,12 +70,12 @@ def test_accumulate_does_not_step_on_the_last_batch_of_a_loader():
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    loader, steps = accelerator.prepare(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu")), []
+    loader, sync_flags = accelerator.prepare(gl.Loader(Numbered(33), 5, num_workers=0, device="cpu")), []
     for _ in range(2):
         for _ in loader:
             with accelerator.accumulate(model):
-                steps.append(accelerator.sync_gradients)
-    assert steps == [False, True] * 7  # 7 batches in each of two epochs
+                sync_flags.append(accelerator.sync_gradients)
+    assert sync_flags == [False, True] * 7  # 7 batches in each of two epochs
 
 
 class Endless(IterableDataset):
@@ -94,7 +94,7 @@ LOADERS = {
 @pytest.mark.parametrize(
     "options", [{}, {"num_processes": 2, "process_index": 0}, {"dispatch_batches": True, "put_on_device": True}]
 )
-def test_prepare_data_loader_raises_that_transforms_would_be_dropped(kind, options):
+def test_prepare_data_loader_raises_because_it_would_drop_the_transforms(kind, options):
     from accelerate.data_loader import prepare_data_loader
 
     text = (

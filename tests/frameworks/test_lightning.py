@@ -131,7 +131,7 @@ ONE_PROCESS = (
     LIGHTNING
     + """
 class Save(pl.Callback):
-    \"\"\"A callback that saves once, after a number of steps, at one of the places where ModelCheckpoint does.\"\"\"
+    \"\"\"A callback that saves once, after a number of steps, in one of the hooks in which ModelCheckpoint saves.\"\"\"
 
     def __init__(self, where, after):
         self.where, self.after = where, after
@@ -150,7 +150,7 @@ class Save(pl.Callback):
         self.save("epoch", trainer)
 
 
-class Bare(Data):
+class DataWithoutState(Data):
     \"\"\"A DataModule that leaves the state to Lightning.\"\"\"
 
     state_dict = pl.LightningDataModule.state_dict
@@ -171,8 +171,8 @@ def fit(save=None, ckpt_path=None, data=Data, step=None, **options):
 
 undisturbed = fit()
 results = {"undisturbed": undisturbed, "without sanity check": fit(num_sanity_val_steps=0)}
-for name, (where, after, bare, trainer_options) in options.items():
-    data = Bare if bare else Data
+for name, (where, after, without_state, trainer_options) in options.items():
+    data = DataWithoutState if without_state else Data
     uninterrupted = fit(Save(where, after), data=data, **trainer_options)
     resumed = fit(ckpt_path=folder / "one.ckpt", data=data, **trainer_options)
     results[name] = [uninterrupted[after:], resumed]
@@ -254,14 +254,14 @@ def test_killed_and_resumed_job_on_two_ranks_sees_the_batches_of_an_undisturbed_
         assert killed == undisturbed[rank][: len(killed)]
         assert killed[:10] + resumed == undisturbed[rank]
     for epoch in (0, 1, 2):
-        batches = [numbers for share in undisturbed for step_epoch, numbers, _ in share if step_epoch == epoch]
+        batches = [numbers for steps in undisturbed for step_epoch, numbers, _ in steps if step_epoch == epoch]
         numbers = list(itertools.chain(*batches))
         assert sorted(set(numbers)) == list(range(53))
         assert len(numbers) == 54  # one sample is repeated, so that both ranks have 27
 
 
-# For each case: the place of the checkpoint, the number of steps before it (an epoch has 14), whether the state is left
-# to Lightning alone, and options of Trainer.
+# For each case: the hook that saves the checkpoint, the number of steps before it (an epoch has 14), whether only
+# Lightning keeps the state, and options of Trainer.
 CASES = {
     "in the first epoch": ("batch", 3, False, {}),
     "in the second epoch": ("batch", 16, False, {}),
@@ -270,8 +270,8 @@ CASES = {
     "after the validation at an epoch's end": ("validation", 14, False, {}),
     "at an epoch's end": ("epoch", 14, False, {}),
     "at an epoch's end without validation": ("epoch", 14, False, {"limit_val_batches": 0}),
-    "alone: in the second epoch": ("batch", 16, True, {}),
-    "alone: at an epoch's end": ("epoch", 14, True, {}),
+    "stateless: in the second epoch": ("batch", 16, True, {}),
+    "stateless: at an epoch's end": ("epoch", 14, True, {}),
     "cut short": ("batch", 6, False, {"limit_train_batches": 6}),
 }
 
@@ -296,7 +296,7 @@ def test_loader_epochs_are_those_of_lightning(results):
     assert epochs == [(0, 0)] * 14 + [(1, 1)] * 14
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("alone: at an epoch's end", "cut short")])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("stateless: at an epoch's end", "cut short")])
 def test_fit_resumed_from_a_checkpoint_sees_the_remaining_batches(results, case):
     expected, resumed = results[case]
     assert expected
@@ -304,9 +304,10 @@ def test_fit_resumed_from_a_checkpoint_sees_the_remaining_batches(results, case)
 
 
 def test_resume_after_an_epoch_without_datamodule_state_repeats_the_first_order(results):
-    """Lightning restores loaders' states only within an epoch, so the DataModule has to keep them."""
-    _, resumed = results["alone: at an epoch's end"]
-    assert [step[1:] for step in resumed] == [step[1:] for step in results["undisturbed"][:14]]
+    """Lightning restores the states of loaders only within an epoch, so the DataModule has to keep these states."""
+    _, resumed = results["stateless: at an epoch's end"]
+    first_epoch = results["undisturbed"][:14]
+    assert [step for _epoch, *step in resumed] == [step for _epoch, *step in first_epoch]
 
 
 @pytest.mark.parametrize("case", ["info", "info, on the device"])
@@ -319,7 +320,8 @@ def test_resume_after_limit_train_batches_continues_the_epoch(results):
     expected, resumed = results["cut short"]
     assert [epoch for epoch, *_ in expected] == [epoch for epoch, *_ in resumed] == [1] * 6
     assert resumed[:6] != expected
-    assert [step[2] for step in resumed] == [step[2] for step in results["undisturbed"][6:12]]
+    following_steps = results["undisturbed"][6:12]
+    assert [numbers for _, _, numbers, _ in resumed] == [numbers for _, _, numbers, _ in following_steps]
 
 
 def test_overfit_batches_raises_and_names_the_alternative(results):
@@ -436,15 +438,15 @@ for after in (2, 5):
 
 
 @pytest.fixture(scope="module")
-def augmented(tmp_path_factory, popen):
+def augment_results(tmp_path_factory, popen):
     folder = tmp_path_factory.mktemp("augmented")
     run_successfully(folder, IMPORTS + AUGMENTED, {}, popen=popen)
     return json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.parametrize("case", ["numbered", "boxed", "in a DataModule"])
-def test_augment_in_lightning_hooks_gives_the_expected_batches(augmented, case):
-    seen, expected = augmented[case]
+def test_augment_in_lightning_hooks_gives_the_expected_batches(augment_results, case):
+    seen, expected = augment_results[case]
     assert len(seen) == 8
     assert seen == expected
 
@@ -453,14 +455,14 @@ def test_augment_in_lightning_hooks_gives_the_expected_batches(augmented, case):
     ("case", "batches"),
     [("resumed", 3), ("resumed after 2 batches in a DataModule", 6), ("resumed after 5 batches in a DataModule", 3)],
 )
-def test_augment_resumed_from_a_checkpoint_gives_the_remaining_batches(augmented, case, batches):
-    seen, expected = augmented[case]
+def test_augment_resumed_from_a_checkpoint_gives_the_remaining_batches(augment_results, case, batches):
+    seen, expected = augment_results[case]
     assert len(seen) == batches
     assert seen == expected
 
 
 @pytest.mark.parametrize("case", ["validated", "validated in a DataModule"])
-def test_augment_in_validation_draws_nothing(augmented, case):
+def test_augment_in_validation_draws_nothing(augment_results, case):
     """Validation ran on two batches in the sanity check, and in two epochs."""
-    sanity, epochs = augmented[case][:2], augmented[case][2:]
+    sanity, epochs = augment_results[case][:2], augment_results[case][2:]
     assert epochs == sanity * 2

@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
 
-# The main process reads the first epoch, workers on two nodes the others. One node dies in the third epoch, with an
-# actor; in the fourth, another node has replaced it.
+# The main process reads the first epoch, and workers on two nodes read three more. One node dies in the third epoch,
+# with an actor; before the fourth, a new node replaces it.
 NODES = """
 import logging, subprocess, time
 import ray

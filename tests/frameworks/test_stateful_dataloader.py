@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SAMPLES, BATCH, STEPS = 33, 5, 7
+SAMPLES, BATCH_SIZE, STEPS = 33, 5, 7
 
 
 def torchdata_loader():
@@ -59,15 +59,15 @@ def through_torch(state):
 # -- the user's code -------------------------------------------------------------------------------------------------
 
 
-def make(Loader, num_workers=0, shuffle=False, state=None):
+def make_loader(Loader, num_workers=0, shuffle=False, state=None):
     torch.manual_seed(0)
-    loader = Loader(Numbered(SAMPLES), batch_size=BATCH, shuffle=shuffle, num_workers=num_workers)
+    loader = Loader(Numbered(SAMPLES), batch_size=BATCH_SIZE, shuffle=shuffle, num_workers=num_workers)
     if state is not None:
         loader.load_state_dict(state)
     return loader
 
 
-def reduced(batch) -> tuple:
+def comparable(batch) -> tuple:
     return batch["label"].tolist(), list(batch["name"]), batch["image"].flatten(1).float().mean(1).tolist()
 
 
@@ -76,7 +76,7 @@ def train(loader, first_epoch, epochs, *, stop=None):
     seen = []
     for epoch in range(first_epoch, epochs):
         for step, batch in enumerate(loader, 1):
-            seen.append((epoch, reduced(batch)))
+            seen.append((epoch, comparable(batch)))
             if (epoch, step) == stop:
                 return seen, {"epoch": epoch, "loader": loader.state_dict()}
     return seen, {"epoch": epochs, "loader": loader.state_dict()}
@@ -86,60 +86,60 @@ def train(loader, first_epoch, epochs, *, stop=None):
 
 
 def test_loader_gives_the_same_batches_as_stateful_dataloader(num_workers):
-    batches, _ = train(make(gpuload_loader(), num_workers), 0, 2)
-    assert batches == train(make(torchdata_loader(), num_workers), 0, 2)[0]
+    batches, _ = train(make_loader(gpuload_loader(), num_workers), 0, 2)
+    assert batches == train(make_loader(torchdata_loader(), num_workers), 0, 2)[0]
     assert len(batches) == 2 * STEPS
 
 
 @pytest.mark.parametrize("carry", [through_json, through_pickle, through_torch])
 def test_resume_in_the_middle_of_an_epoch_continues_identically(loader_class, num_workers, carry):
-    undisturbed, _ = train(make(loader_class, num_workers), 0, 3)
+    undisturbed, _ = train(make_loader(loader_class, num_workers), 0, 3)
     for stop in ((0, 1), (1, 3), (1, STEPS - 1)):
-        seen, checkpoint = train(make(loader_class, num_workers), 0, 3, stop=stop)
+        seen, checkpoint = train(make_loader(loader_class, num_workers), 0, 3, stop=stop)
         checkpoint = carry(checkpoint)
-        loader = make(loader_class, num_workers, state=checkpoint["loader"])
+        loader = make_loader(loader_class, num_workers, state=checkpoint["loader"])
         assert seen + train(loader, checkpoint["epoch"], 3)[0] == undisturbed
 
 
 def test_state_before_the_first_batch_or_after_an_epoch_resumes_with_a_full_epoch(loader_class, num_workers):
-    loader = make(loader_class, num_workers)
-    before = loader.state_dict()
-    undisturbed, ended = train(loader, 0, 1)
-    for state in (before, ended["loader"]):
-        assert train(make(loader_class, num_workers, state=state), 0, 1)[0] == undisturbed
+    loader = make_loader(loader_class, num_workers)
+    initial_state = loader.state_dict()
+    undisturbed, final_checkpoint = train(loader, 0, 1)
+    for state in (initial_state, final_checkpoint["loader"]):
+        assert train(make_loader(loader_class, num_workers, state=state), 0, 1)[0] == undisturbed
 
 
 def test_resume_of_a_shuffled_epoch_continues_identically(loader_class, num_workers):
-    undisturbed, _ = train(make(loader_class, num_workers, shuffle=True), 0, 1)
+    undisturbed, _ = train(make_loader(loader_class, num_workers, shuffle=True), 0, 1)
     labels = [label for _, (batch_labels, _, _) in undisturbed for label in batch_labels]
     assert sorted(labels) == list(range(SAMPLES)) != labels
-    seen, checkpoint = train(make(loader_class, num_workers, shuffle=True), 0, 1, stop=(0, 4))
-    loader = make(loader_class, num_workers, shuffle=True, state=checkpoint["loader"])
+    seen, checkpoint = train(make_loader(loader_class, num_workers, shuffle=True), 0, 1, stop=(0, 4))
+    loader = make_loader(loader_class, num_workers, shuffle=True, state=checkpoint["loader"])
     assert seen + train(loader, 0, 1)[0] == undisturbed
 
 
 def test_two_loaders_that_take_turns_resume_identically(loader_class, num_workers):
-    def pair(states=(None, None)):
-        return [make(loader_class, num_workers, *arguments) for arguments in zip((False, True), states, strict=True)]
+    def make_pair(states=(None, None)):
+        return [make_loader(loader_class, num_workers, is_second, states[is_second]) for is_second in (False, True)]
 
-    def turns(loaders):
-        return [[reduced(batch) for batch in batches] for batches in zip(*loaders, strict=True)]
+    def load_in_turns(loaders):
+        return [[comparable(batch) for batch in batches] for batches in zip(*loaders, strict=True)]
 
-    undisturbed, loaders = turns(pair()), pair()
+    undisturbed, loaders = load_in_turns(make_pair()), make_pair()
     iterators = [iter(loader) for loader in loaders]
-    seen = [[reduced(next(iterator)) for iterator in iterators] for _ in range(3)]
-    assert seen + turns(pair([loader.state_dict() for loader in loaders])) == undisturbed
+    seen = [[comparable(next(iterator)) for iterator in iterators] for _ in range(3)]
+    assert seen + load_in_turns(make_pair([loader.state_dict() for loader in loaders])) == undisturbed
 
 
 def test_state_dict_after_load_state_dict_is_the_loaded_state(loader_class):
-    _, checkpoint = train(make(loader_class), 0, 1, stop=(0, 3))
-    undisturbed, _ = train(make(loader_class), 0, 1)
-    loaded_state = make(loader_class, state=checkpoint["loader"]).state_dict()
-    assert train(make(loader_class, state=loaded_state), 0, 1)[0] == undisturbed[3:]
+    _, checkpoint = train(make_loader(loader_class), 0, 1, stop=(0, 3))
+    undisturbed, _ = train(make_loader(loader_class), 0, 1)
+    loaded_state = make_loader(loader_class, state=checkpoint["loader"]).state_dict()
+    assert train(make_loader(loader_class, state=loaded_state), 0, 1)[0] == undisturbed[3:]
 
 
 def test_loop_after_a_break_is_a_full_epoch(loader_class, num_workers):
-    loader = make(loader_class, num_workers)
+    loader = make_loader(loader_class, num_workers)
     undisturbed, _ = train(loader, 0, 1)
     assert train(loader, 0, 1, stop=(0, 2))[0] == undisturbed[:2]
     assert train(loader, 0, 1)[0] == undisturbed
@@ -149,31 +149,31 @@ def test_loop_after_a_break_is_a_full_epoch(loader_class, num_workers):
 
 
 @pytest.mark.parametrize(("loader_class_of", "remaining_steps"), [(torchdata_loader, 0), (gpuload_loader, STEPS)])
-def test_state_at_the_last_batch_is_the_next_epoch_for_gpuload_not_for_torchdata(loader_class_of, remaining_steps):
-    """torchdata first gives the empty remainder of the epoch."""
+def test_state_at_the_last_batch_resumes_with_the_next_epoch_only_in_gpuload(loader_class_of, remaining_steps):
+    """torchdata resumes with the remainder of the epoch, which is empty."""
     loader_class = loader_class_of()
-    _, checkpoint = train(make(loader_class), 0, 1, stop=(0, STEPS))
-    loader = make(loader_class, state=checkpoint["loader"])
+    _, checkpoint = train(make_loader(loader_class), 0, 1, stop=(0, STEPS))
+    loader = make_loader(loader_class, state=checkpoint["loader"])
     assert len(train(loader, 0, 1)[0]) == remaining_steps
     assert len(train(loader, 0, 1)[0]) == STEPS
 
 
 def test_loop_over_the_epoch_of_the_state_trains_each_epoch_once():
-    """This code of a user trains each epoch once, wherever it was stopped."""
+    """The user's loop trains each epoch once, wherever it was stopped."""
 
     def train_two_epochs(loader, max_steps=10**9):
         seen = []
         while (epoch := loader.state_dict()["epoch"]) < 2 and len(seen) < max_steps:
             for batch in loader:
-                seen.append((epoch, reduced(batch)))
+                seen.append((epoch, comparable(batch)))
                 if len(seen) == max_steps:
                     break
         return seen
 
-    undisturbed = train_two_epochs(make(gpuload_loader()))
+    undisturbed = train_two_epochs(make_loader(gpuload_loader()))
     assert len(undisturbed) == 2 * STEPS
     for stop in (0, 3, STEPS, STEPS + 1, 2 * STEPS):
-        first, second = make(gpuload_loader()), make(gpuload_loader())
-        seen = train_two_epochs(first, stop)
-        second.load_state_dict(first.state_dict())
-        assert seen + train_two_epochs(second) == undisturbed
+        stopped, resumed = make_loader(gpuload_loader()), make_loader(gpuload_loader())
+        seen = train_two_epochs(stopped, stop)
+        resumed.load_state_dict(stopped.state_dict())
+        assert seen + train_two_epochs(resumed) == undisturbed

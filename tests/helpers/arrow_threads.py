@@ -8,8 +8,8 @@ import sys
 
 
 def threads_of_arrow(code: str) -> int:
-    """Return how many threads pyarrow starts in a program that runs this code, between its two calls of
-    ``print(threads())``. It may use eight CPUs, and one more thread to read files."""
+    """Return how many threads pyarrow starts between the two calls of ``print(threads())`` in this code. It may use
+    eight CPUs, and one more thread to read files."""
     program = f"""
 import os
 import pyarrow
@@ -18,8 +18,7 @@ pyarrow.set_cpu_count(8)
 pyarrow.set_io_thread_count(1)
 {code}
 """
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, text=True, check=True, timeout=120)
-    begun, ended = map(int, done.stdout.split())
-    return ended - begun
+    command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    threads_before, threads_after = map(int, result.stdout.split())
+    return threads_after - threads_before

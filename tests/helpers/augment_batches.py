@@ -31,7 +31,7 @@ def ragged_images(count: int = 6) -> list[torch.Tensor]:
 
 
 def image_sample(image: torch.Tensor) -> gl.Image:
-    """Return a tensor C×H×W, or a clip T×C×H×W, as a sample of a Loader has it."""
+    """Return the `gl.Image` that a Loader's dataset would yield for a tensor C×H×W or a clip T×C×H×W."""
     return gl.Image(np.ascontiguousarray(image.movedim(-3, -1).numpy()), layout="HWC")
 
 

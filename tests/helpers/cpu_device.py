@@ -20,14 +20,14 @@ class Event:
         self.passed = True
 
 
-class Timed(Event):
+class TimedEvent(Event):
     """An event ten milliseconds after the previous one."""
 
     def __init__(self, number: int):
         super().__init__()
         self.number = number
 
-    def elapsed_time(self, later: Timed) -> float:
+    def elapsed_time(self, later: TimedEvent) -> float:
         return 10.0 * (later.number - self.number)
 
 
@@ -39,7 +39,7 @@ class Device:
         self.device = torch.device("cpu")
         self.allowed = allowed
         self.locked: set[int] = set()
-        self.kept: list[tuple[torch.Tensor, str]] = []
+        self.recorded_tensors: list[tuple[torch.Tensor, str]] = []
         self.current = "consumer"
         self.events: dict[str, list[Event]] = {"side": [], "consumer": []}
         self._event = event
@@ -53,11 +53,11 @@ class Device:
 
     @contextlib.contextmanager
     def make_current(self, stream):
-        before, self.current = self.current, stream
+        previous, self.current = self.current, stream
         try:
             yield
         finally:
-            self.current = before
+            self.current = previous
 
     def record(self, stream):
         events = self.events.setdefault(stream, [])
@@ -68,13 +68,13 @@ class Device:
 
     def record_time(self, stream):
         self.timed += 1
-        return Timed(self.timed)
+        return TimedEvent(self.timed)
 
     def wait(self, stream, event):
         pass
 
     def keep(self, tensor, stream):
-        self.kept.append((tensor, stream))
+        self.recorded_tensors.append((tensor, stream))
 
     def synchronize(self, stream):
         pass

@@ -1,4 +1,4 @@
-"""Generated images of many sizes, and batches of images cut to the regions that a chain needs, as by workers."""
+"""Generated images of many sizes, and batches of images that are cut, as by workers, to the regions a chain needs."""
 
 from __future__ import annotations
 

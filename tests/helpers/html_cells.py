@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 
 class Cells(HTMLParser):
-    """The text of an HTML text's table cells, by rows, and all its tags; AssertionError if a tag is not closed."""
+    """The text of each table cell of an HTML document, by rows, and all its tags, each of which must be closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class Cells(HTMLParser):
         self._open: list[str] = []
         self.feed(text)
         self.close()
-        assert not self._open
+        assert not self._open, "tags are not closed"
 
     def handle_starttag(self, tag, attrs):
         self._open.append(tag)

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback, in this process, with range requests and with the occasional faults of clouds."""
+"""A small HTTP server on loopback, in this process, with range requests, and with faults as of cloud storage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Server(ThreadingHTTPServer):
             "empty" (status 200 and an empty body), "gzip" (compressed if the client accepts that), "packed"
             (compressed in any case), "endless" (a body without end), "200" (the range with status 200, like rclone's
             S3), or "fine".
-        always: the outcome of all further requests.
+        always: the outcome of all requests after `faults`.
         requests: path, range and method of each request.
         max_concurrent: the maximum number of concurrent requests.
         sent: the bytes sent in endless bodies.
@@ -112,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
             span, data = "", data[: len(data) // 2]
         if fault == "packed" or (fault == "gzip" and "gzip" in self.headers.get("Accept-Encoding", "")):
             span, data, headers["Content-Encoding"] = "", gzip.compress(data), "gzip"
-        if (found := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "entire":
-            begin, end = int(found[1]), min(int(found[2]) + 1, len(data))
+        if (byte_range := re.fullmatch(r"bytes=(\d+)-(\d+)", span)) and fault != "entire":
+            begin, end = int(byte_range[1]), min(int(byte_range[2]) + 1, len(data))
             if fault == "less":
                 end = (begin + end) // 2
             if fault == "other":
@@ -137,8 +137,8 @@ class Handler(BaseHTTPRequestHandler):
     def send_without_end(self, span: str) -> None:
         """Send a chunked body until the client disconnects."""
         self.send_response(206 if span else 200)
-        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
-            self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{1 << 40}")
+        if byte_range := re.fullmatch(r"bytes=(\d+)-(\d+)", span):
+            self.send_header("Content-Range", f"bytes {byte_range[1]}-{byte_range[2]}/{1 << 40}")
         self.send_header("Content-Type", "text/html")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -149,8 +149,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.sent += 0x10000
 
     def listing(self, folder: str) -> bytes:
-        rest = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
-        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in rest}
+        names_in_folder = [name[len(folder) :] for name in self.server.files if name.startswith(folder)]
+        names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in names_in_folder}
         return "".join(f'<a href="{quote(name)}">{name}</a>\n' for name in ["../", *sorted(names)]).encode()
 
     def log_message(self, format: str, *arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Crops decoded with and without cutting, for the tests of both ways to cut."""
+"""Crops decoded with and without cutting, for tests of cutting at restart markers and by an index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuload.decode.jpeg import JpegDecoder, NvImageCodecRegions, SimpleJpeg
 from gpuload.errors import DecodeError
 
 Region = tuple[int, int, int, int]
-always = mock.patch("gpuload.decode.cut._pays_off", return_value=True)
+always_cutting = mock.patch("gpuload.decode.cut._pays_off", return_value=True)  # cut even where it does not pay off
 
 
 def jpeg_decoders() -> list[JpegDecoder]:
@@ -51,7 +51,7 @@ def check_pixels(jpeg: bytes, sampling: str, regions: list[Region], decoders: li
     image, message = SimpleJpeg().decode(jpeg, header, gray, (0, 0, header.height, header.width))
     assert image is not None, message
     for region in regions:
-        with always:
+        with always_cutting:
             part = cut(jpeg, header, region)
         assert part.header[:5] == header_of(part.data)[:5]
         top, left, height, width = region
@@ -74,7 +74,7 @@ def check_same_without_cutting(jpeg: bytes, region: Region) -> np.ndarray | None
 def check_not_cut(jpeg: bytes, region: Region) -> None:
     """Check that a JPEG cannot be cut, and that a region is decoded, or refused, as without cutting."""
     header = header_of(jpeg)
-    with always:
+    with always_cutting:
         assert cut(jpeg, header, region) is None
     assert not is_cuttable(jpeg, header)
     check_same_without_cutting(jpeg, region)

@@ -22,7 +22,7 @@ def jpegs() -> list[bytes]:
     return [jpeg_bytes(smooth_image(24 + 8 * (number % 2), 32, number)) for number in range(COUNT)]
 
 
-class Held:
+class InMemoryDataset:
     """A dataset of samples in memory."""
 
     def __init__(self, images: Sequence[Any], labels: Sequence[Any]) -> None:
@@ -36,28 +36,27 @@ class Held:
         return gl.Encoded(image) if isinstance(image, bytes) else image, self.labels[index]
 
 
-def equal(batches: list[Any], others: list[Any]) -> bool:
-    return len(batches) == len(others) and all(
-        torch.equal(mine[0], other[0]) and torch.equal(torch.as_tensor(mine[1]), torch.as_tensor(other[1]))
-        for mine, other in zip(batches, others, strict=True)
-    )
+def assert_batches_equal(batches: list[Any], expected_batches: list[Any]) -> None:
+    for (images, labels), (expected_images, expected_labels) in zip(batches, expected_batches, strict=True):
+        assert torch.equal(images, expected_images)
+        assert torch.equal(torch.as_tensor(labels), torch.as_tensor(expected_labels))
 
 
 def check_loader(dataset: Any, images: Sequence[Any] | None = None, labels: Sequence[Any] = LABELS) -> None:
     """Check that a dataset's batches equal those of the images in memory, bit by bit: without workers, with two, and
     when a run of two workers is resumed without workers."""
 
-    def loader(source: Any, workers: int) -> gl.Loader:
-        steps = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-        return gl.Loader(source, 5, shuffle=True, transforms=steps, num_workers=workers, device="cpu")
+    def make_loader(source: Any, workers: int) -> gl.Loader:
+        transforms = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
+        return gl.Loader(source, 5, shuffle=True, transforms=transforms, num_workers=workers, device="cpu")
 
-    expected = list(loader(Held(jpegs() if images is None else images, labels), 0))
-    assert equal(list(loader(dataset, 0)), expected)
-    with loader(dataset, 2) as working:
-        iterator = iter(working)
-        first = [next(iterator)]
-        state = working.state_dict()
-        assert equal(first + list(iterator), expected)
-    resumed = loader(dataset, 0)
+    expected = list(make_loader(InMemoryDataset(jpegs() if images is None else images, labels), 0))
+    assert_batches_equal(list(make_loader(dataset, 0)), expected)
+    with make_loader(dataset, 2) as loader:
+        iterator = iter(loader)
+        first_batch = next(iterator)
+        state = loader.state_dict()
+        assert_batches_equal([first_batch, *iterator], expected)
+    resumed = make_loader(dataset, 0)
     resumed.load_state_dict(state)
-    assert equal(list(resumed), expected[1:])
+    assert_batches_equal(list(resumed), expected[1:])

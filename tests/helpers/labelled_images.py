@@ -12,6 +12,8 @@ CLASSES = 7
 class Pictures:
     """A dataset whose sample i is a distinct image and the label i % 7; the samples in `bad` raise OSError."""
 
+    SIZE_HW = (16, 20)
+
     def __init__(self, samples: int, bad: Iterable[int] = ()) -> None:
         self.samples, self.bad = samples, frozenset(bad)
 
@@ -22,4 +24,4 @@ class Pictures:
         if index in self.bad:
             raise OSError(5, "Input/output error")
         rng = np.random.default_rng(index)
-        return rng.integers(0, 256, (16, 20, 3), np.uint8), index % CLASSES
+        return rng.integers(0, 256, (*self.SIZE_HW, 3), np.uint8), index % CLASSES

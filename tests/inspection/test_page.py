@@ -23,8 +23,8 @@ from gpuload.inspection.measure import Measurements, measure_files, measure_pixe
 from gpuload.inspection.page import choose_rows, duplicate_rows, make_contact_sheet, make_pictures, render, visible
 from gpuload.inspection.summary import advise, summarise
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}
-HOSTILE = (
+VOID_TAGS = {"meta", "link", "img", "br", "hr", "input"}
+HOSTILE_NAMES = (
     "<script>alert(1)<",
     '"><img src=x onerror="alert(1)',
     "{{ 7*7 }}",
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -63,7 +63,7 @@ class Page(HTMLParser):
             self.text += data
 
 
-def rendered(*datasets: Any, names: tuple[str, ...] = ("train", "val"), max_images: int | None = None) -> str:
+def render_page(*datasets: Any, names: tuple[str, ...] = ("train", "val"), max_images: int | None = None) -> str:
     measured = measure_files(datasets, names[: len(datasets)], workers=0)
     measure_pixels(measured, max_images=max_images, workers=0)
     summary = summarise(measured, ignored=[{".<b>": 1}] * len(datasets))
@@ -85,8 +85,8 @@ def check_self_contained(page: Page) -> None:
             assert "url(" not in str(value)
 
 
-def hostile_folder(root: Path) -> Path:
-    for number, name in enumerate([*HOSTILE, "caf\udce9"]):
+def write_hostile_folder(root: Path) -> Path:
+    for number, name in enumerate([*HOSTILE_NAMES, "caf\udce9"]):
         (root / name).mkdir(parents=True)
         (root / name / f"{name}.jpg").write_bytes(picture(number % 3))  # duplicates across classes
         (root / name / f"bad {name}.jpg").write_bytes(b"<script>alert(2)</script>")
@@ -95,13 +95,12 @@ def hostile_folder(root: Path) -> Path:
 
 def test_hostile_file_and_class_names_are_escaped(tmp_path: Path) -> None:
     names = ("<script>x</script>", "</title><b>")
-    html = rendered(
-        gl.ImageFolder(hostile_folder(tmp_path / "1")), gl.ImageFolder(hostile_folder(tmp_path / "2")), names=names
-    )
+    folders = [write_hostile_folder(tmp_path / number) for number in "12"]
+    html = render_page(*map(gl.ImageFolder, folders), names=names)
     page = Page(html)
     check_self_contained(page)
-    assert not any(tag in ("b", "img") and attributes.get("onerror") for tag, attributes in page.elements)
-    for name in HOSTILE:
+    assert [tag for tag, attributes in page.elements if attributes.get("onerror")] == []
+    for name in HOSTILE_NAMES:
         assert visible(name) in page.text
     assert "caf\\xe9" in page.text
     assert "\u202e" not in html
@@ -111,15 +110,15 @@ def test_hostile_file_and_class_names_are_escaped(tmp_path: Path) -> None:
 
 
 def test_page_has_every_section_and_describes_its_images(tmp_path: Path) -> None:
-    first = gl.ImageFolder(folder(tmp_path / "1", {"cat": 30, "dog": 2}))
-    second = gl.ImageFolder(folder(tmp_path / "2", {"cat": 1, "dog": 1}))
-    html = rendered(first, second)
+    train = gl.ImageFolder(folder(tmp_path / "1", {"cat": 30, "dog": 2}))
+    val = gl.ImageFolder(folder(tmp_path / "2", {"cat": 1, "dog": 1}))
+    html = render_page(train, val)
     page = Page(html)
     check_self_contained(page)
     sections = [attributes["id"] for tag, attributes in page.elements if tag == "section"]
     assert sections == ["advice", "sheet", "classes", "sizes", "formats", "pixels", "duplicates"]
     images = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert all(image["alt"] for image in images)
+    assert "" not in {image["alt"] or "" for image in images}
     assert {"cat, original", "cat, draw 1", "dog, draw 2"} <= {image["alt"] for image in images}
     assert "T.Normalize(mean=(" in page.text
     assert "in several datasets" in page.text
@@ -142,7 +141,7 @@ def test_page_has_every_section_and_describes_its_images(tmp_path: Path) -> None
     ids=["all damaged", "one image", "forty classes", "no pixels"],
 )
 def test_page_suggests_normalize_if_pixels_were_measured(samples: list[Any], max_images: int, normalizes: bool) -> None:
-    page = Page(rendered(samples, max_images=max_images))
+    page = Page(render_page(samples, max_images=max_images))
     check_self_contained(page)
     assert ("T.Normalize" in page.text) == normalizes
 
@@ -157,7 +156,7 @@ def test_chromium_opens_the_page_without_console_messages(tmp_path: Path) -> Non
     if find_chromium() is None:
         lacking.skip("chromium")
     path = tmp_path / "page.html"
-    path.write_text(rendered(gl.ImageFolder(hostile_folder(tmp_path / "data"))), encoding="utf-8")
+    path.write_text(render_page(gl.ImageFolder(write_hostile_folder(tmp_path / "data"))), encoding="utf-8")
     dom, console = dump_dom(path.as_uri(), f"--user-data-dir={tmp_path}/profile")
     assert console == []
     check_self_contained(Page(dom))
@@ -167,7 +166,8 @@ def test_chromium_opens_the_page_without_console_messages(tmp_path: Path) -> Non
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-GREY = np.full((40, 60, 3), (200, 100, 50), np.uint8)
+COLOR = (200, 100, 50)
+PLAIN = np.full((40, 60, 3), COLOR, np.uint8)
 
 
 def measure(dataset: Any) -> Measurements:
@@ -203,17 +203,17 @@ def decode_data_uri(uri: str | None) -> np.ndarray:
     ],
 )
 def test_contact_sheet_restores_the_colors_of_normalized_and_float_images(recipe: list[Any]) -> None:
-    (strip,) = make_strips([gl.Image(GREY)], recipe)
+    (strip,) = make_strips([gl.Image(PLAIN)], recipe)
     assert strip["size"] == (60, 40)
     assert decode_data_uri(strip["before"]).shape == (21, 32, 3)
     assert len(strip["after"]) == 2
     for image in map(decode_data_uri, strip["after"]):
         assert image.shape == (40, 60, 3)
-        assert np.abs(image.astype(int) - GREY[0, 0]).max() <= 6  # JPEG, bfloat16
+        assert np.abs(image.astype(int) - COLOR).max() <= 6  # levels, from the rounding of JPEG and bfloat16
 
 
 def test_make_pictures_batches_images_for_an_empty_recipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Originals are loaded one by one, so that a damaged image is dropped alone."""
+    """Originals are loaded one by one, so that only a damaged image itself is dropped."""
     sizes: list[int] = []
 
     def loader(dataset: Any, batch_size: int, **options: Any) -> gl.Loader:
@@ -221,7 +221,7 @@ def test_make_pictures_batches_images_for_an_empty_recipe_too(monkeypatch: pytes
         return gl.Loader(dataset, batch_size, **options)
 
     monkeypatch.setattr(page_module, "Loader", loader)
-    measured = measure([gl.Image(GREY)] * 3)
+    measured = measure([gl.Image(PLAIN)] * 3)
     make_pictures(measured, dict.fromkeys(range(3), 32), workers=0)
     make_pictures(measured, dict.fromkeys(range(3), 32), [], workers=0)
     assert sizes == [1, 3]

@@ -1,4 +1,4 @@
-"""`summarise` and `advise`: the summary of all rows, and the advice."""
+"""`summarise` and `advise`: the summary of the measured rows, and the advice that follows from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def levels_by_title(summary: dict[str, Any]) -> dict[str, str]:
     return {advice.title: advice.level for advice in advise(summary)}
 
 
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> gl.Encoded:
+def encode(image: Image.Image, form: str = "PNG", **options: Any) -> gl.Encoded:
     file = io.BytesIO()
     image.save(file, form, **options)
     return gl.Encoded(file.getvalue())
@@ -67,7 +67,7 @@ def test_good_data_gets_no_advice(tmp_path: Path) -> None:
 
 def test_mean_std_and_normalize_come_from_all_pixels() -> None:
     arrays = [smooth_image(30, 40, 0), smooth_image(20, 20, 1)]
-    summary = make_summary([encoded(Image.fromarray(array)) for array in arrays])
+    summary = make_summary([encode(Image.fromarray(array)) for array in arrays])
     pixels = np.concatenate([array.reshape(-1, 3) for array in arrays]) / 255
     (pixel_kind,) = summary["pixels"]["kinds"]
     np.testing.assert_allclose(pixel_kind["mean"], pixels.mean(axis=0), rtol=1e-12)
@@ -78,7 +78,7 @@ def test_mean_std_and_normalize_come_from_all_pixels() -> None:
 
 def test_mean_and_std_of_16_bit_images_are_fractions_of_65535() -> None:
     array = np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40
-    (kind,) = make_summary([encoded(Image.fromarray(array))])["pixels"]["kinds"]
+    (kind,) = make_summary([encode(Image.fromarray(array))])["pixels"]["kinds"]
     assert (kind["bits"], kind["channels"]) == (16, 1)
     np.testing.assert_allclose(kind["mean"], array.mean() / 65535, rtol=1e-12)
     np.testing.assert_allclose(kind["std"], array.std() / 65535, rtol=1e-12)
@@ -86,21 +86,21 @@ def test_mean_and_std_of_16_bit_images_are_fractions_of_65535() -> None:
 
 def test_blank_images_are_not_duplicates_by_their_pixels() -> None:
     white = Image.new("RGB", (40, 40), "white")
-    summary = make_summary([encoded(white), encoded(white, "BMP"), encoded(white, "TIFF")])
+    summary = make_summary([encode(white), encode(white, "BMP"), encode(white, "TIFF")])
     assert (summary["duplicates"]["flat"], summary["duplicates"]["pixels"]["groups"]) == (3, 0)
 
 
 def test_constant_channel_gives_no_normalize() -> None:
     array = smooth_image(20, 20, 0)
     array[..., 1] = 7
-    (kind,) = make_summary([encoded(Image.fromarray(array))])["pixels"]["kinds"]
+    (kind,) = make_summary([encode(Image.fromarray(array))])["pixels"]["kinds"]
     assert kind["std"][1] == 0
     assert kind["normalize"] is None
 
 
 def test_size_histograms_count_every_image() -> None:
-    sizes = [(16 + 3 * at, 40) for at in range(50)] + [(900, 40)]
-    summary = make_summary([encoded(Image.new("RGB", size), "BMP") for size in sizes], max_images=1)
+    sizes = [(16 + 3 * step, 40) for step in range(50)] + [(900, 40)]
+    summary = make_summary([encode(Image.new("RGB", size), "BMP") for size in sizes], max_images=1)
     width = summary["sizes"]["width"]
     assert sum(width["counts"]) == 51
     assert (width["least"], width["median"], width["most"]) == (16, 91, 900)
@@ -117,13 +117,13 @@ def test_advice_names_each_unusual_property_worst_first() -> None:
     photo = Image.fromarray(smooth_image(40, 40, 0))
     deep = Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40)
     samples = [
-        encoded(photo, "JPEG", exif=exif.tobytes()),
-        encoded(deep),
-        encoded(photo.convert("RGBA")),
-        encoded(photo.convert("L").resize((20, 30))),
-        encoded(photo.convert("CMYK"), "JPEG"),
+        encode(photo, "JPEG", exif=exif.tobytes()),
+        encode(deep),
+        encode(photo.convert("RGBA")),
+        encode(photo.convert("L").resize((20, 30))),
+        encode(photo.convert("CMYK"), "JPEG"),
         gl.Encoded(jpeg_bytes(np.asarray(photo), progressive=True, quality=50), source="x.png"),
-        encoded(Image.new("RGB", (50, 50), "red")),
+        encode(Image.new("RGB", (50, 50), "red")),
         gl.Encoded(b"nothing"),
     ]
     summary = make_summary(samples, ignored={".heic": 5, "(no ending)": 1})
@@ -230,8 +230,8 @@ def test_summary_of_only_damaged_images_has_no_sizes_classes_or_pixels(count: in
 
 def test_advice_titles_use_the_plural_for_several_images() -> None:
     photo = Image.fromarray(smooth_image(40, 40, 0))
-    samples = [encoded(photo.convert("LA").resize((20, 30))), encoded(photo.convert("RGBA").resize((20, 31)))]
-    samples += [gl.Encoded(b"nothing"), gl.Encoded(b"else"), *(encoded(Image.new("RGB", (n, 50))) for n in (40, 41))]
+    samples = [encode(photo.convert("LA").resize((20, 30))), encode(photo.convert("RGBA").resize((20, 31)))]
+    samples += [gl.Encoded(b"nothing"), gl.Encoded(b"else"), *(encode(Image.new("RGB", (n, 50))) for n in (40, 41))]
     assert list(levels_by_title(make_summary(samples))) == [
         "2 images are damaged",
         "2 images of one colour",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuload.loader import advice as module
+from gpuload.loader import advice as advice_module
 from gpuload.loader.advice import advice
 from gpuload.loader.stats import Part, Stats, WorkerStats, replace_figures
 
@@ -17,7 +17,7 @@ from gpuload.loader.stats import Part, Stats, WorkerStats, replace_figures
 def busy_workers(*busy: float, **parts: float) -> dict[str, Any]:
     """Return the figures of busy workers whose parts take CPU time, for 1,000 samples."""
     return {
-        "workers": tuple(WorkerStats(n, b, 100, 0) for n, b in enumerate(busy)),
+        "workers": tuple(WorkerStats(number, share, samples=100, restarts=0) for number, share in enumerate(busy)),
         "num_workers": len(busy),
         "parts": tuple(Part(name.replace("_", " "), "workers", seconds, 1000) for name, seconds in parts.items()),
         "cpu__workers_s": sum(parts.values()),
@@ -36,14 +36,14 @@ def make_stats(
 
 
 def replace_stats(stats: Stats, **figures: Any) -> Stats:
-    """Replace figures; a figure `ring__bytes` is that of the group `ring`."""
+    """Replace figures. `ring__bytes` means the figure `bytes` of the group `ring`."""
     return replace_figures(stats, {name.replace("__", "."): value for name, value in figures.items()})
 
 
 def advise(stats: Stats, *, cpus: int = 16, lockable_bytes: int | None = None) -> str:
     """Return the advice on a machine with this number of CPUs and limit on page-locked memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "lockable_bytes", lambda: lockable_bytes)
+        patch.setattr(advice_module, "lockable_bytes", lambda: lockable_bytes)
         sentence = advice(replace_stats(stats, cpu__count=cpus))
     assert "\n" not in sentence
     return sentence
@@ -87,7 +87,7 @@ def test_advice_on_a_short_wait_states_the_small_gain_and_the_stage_as_next():
     ({"collate": 2.0, "rest": 3.0}, "putting batches together"),
     ({"hold": 5.0, "step": 1.0}, "the training step"),
 ])  # fmt: skip
-def test_advice_names_the_largest_other_part_as_next(main: dict[str, float], name: str):
+def test_advice_names_the_second_largest_part_as_next(main: dict[str, float], name: str):
     sentence = advise(make_stats(waiting=0.4, main=main, stage__device="cuda:0", **DECODING))
     assert "; 13 workers would give at most 1.6 times the throughput; " in sentence
     share = 60 if name == "the training step" else 50
@@ -111,7 +111,7 @@ def test_advice_counts_cpu_time_from_the_end_of_the_workers_start():
     assert "as this process uses all of its 10 CPUs" in advise(stats, cpus=10)
 
 
-TINY = {"decode__bytes": 3_072_000}
+TINY = {"decode__bytes": 3_072_000}  # 3,072 bytes for each of 1,000 images
 
 
 @pytest.mark.parametrize(("stats", "pattern"), [
@@ -311,9 +311,9 @@ def test_advice_without_jpegs_does_not_mention_jpegs():
 
 
 def test_sentences_have_known_conditions_and_existing_figures():
-    figures = module._Figures(make_stats(waiting=0.31, **DECODING))
-    for condition, sentence in module.SENTENCES.items():
-        assert condition in {*figures.conditions, *module.PART_NAMES, "wait"}
+    figures = advice_module._Figures(make_stats(waiting=0.31, **DECODING))
+    for condition, sentence in advice_module.SENTENCES.items():
+        assert condition in {*figures.conditions, *advice_module.PART_NAMES, "wait"}
         for owner, _, name in (path.partition(".") for _, path, _, _ in Formatter().parse(sentence) if path):
             assert owner == "stats" or name.partition(".")[0] in dir(figures)
 

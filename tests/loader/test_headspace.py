@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gpuload as gl
-from gpuload.loader import headspace as measuring
+from gpuload.loader import headspace as headspace_module
 from gpuload.loader.headspace import WARM_UP, HeadspaceRates
 
 STEPS = 4
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(measuring, "perf_counter", clock)
+    monkeypatch.setattr(headspace_module, "perf_counter", clock)
     return clock
 
 
@@ -76,10 +76,10 @@ def test_headspace_of_a_loop_that_does_not_wait_says_so(clock, capsys):
 
 
 def test_headspace_counts_the_last_step_of_each_measurement_and_no_warm_up_step(clock):
-    loop, seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
-    for _, step_s in zip(loop, seconds, strict=True):
+    loop, step_seconds = gl.headspace(Batches(clock, each_s=0), 2), [90] * WARM_UP + [1, 2, 5, 8]
+    for _, step_s in zip(loop, step_seconds, strict=True):
         clock.seconds += step_s
-    assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)
+    assert loop.rates == HeadspaceRates(2 / 3, 2 / 13)  # 2 steps in 1 + 2 s with the loader, in 5 + 8 s with copies
 
 
 def test_headspace_yields_real_batches_and_then_copies_of_the_first(clock):
@@ -96,18 +96,16 @@ def test_headspace_yields_real_batches_and_then_copies_of_the_first(clock):
 
 
 def test_headspace_restores_dicts_arrays_lists_and_bytearrays():
-    first = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
-    batches = [first, *({} for _ in range(WARM_UP))]
+    changed_batch = {"images": np.zeros(3), "names": ["a", "b"], "state": bytearray(b"x"), "none": None}
+    batches = [changed_batch, *({} for _ in range(WARM_UP))]
     loop = gl.headspace(batches, 1)
-    seen = [next(loop)]
+    assert next(loop) is changed_batch
     for name in ("images", "state"):
-        seen[0][name][0] = 1
-    seen[0]["names"].pop()
-    del seen[0]["none"]
-    seen += list(loop)
-    assert seen[0] is first
-    last = seen[-1]
-    assert (last["images"].tolist(), last["names"], bytes(last["state"]), last["none"]) == (
+        changed_batch[name][0] = 1
+    changed_batch["names"].pop()
+    del changed_batch["none"]
+    *_, last_batch = loop
+    assert (last_batch["images"].tolist(), last_batch["names"], bytes(last_batch["state"]), last_batch["none"]) == (
         [0, 0, 0], ["a", "b"], b"x", None,
     )  # fmt: skip
 
@@ -136,8 +134,8 @@ def test_headspace_without_an_accelerator_excludes_the_time_to_copy_batches(cloc
 
 
 def pretend_device(monkeypatch: pytest.MonkeyPatch, synchronize: Callable[[object], None]) -> None:
-    monkeypatch.setattr(measuring.devices, "is_available", lambda: True)
-    monkeypatch.setattr(measuring.devices, "current_device", lambda: torch.device("cuda", 1))
+    monkeypatch.setattr(headspace_module.devices, "is_available", lambda: True)
+    monkeypatch.setattr(headspace_module.devices, "current_device", lambda: torch.device("cuda", 1))
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
 
 

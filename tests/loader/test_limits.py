@@ -1,4 +1,4 @@
-"""CPUs, open files, processes and memory, read from a simulated tree of control groups; and workers near their GPU.
+"""Limits of CPUs, open files, processes and memory, read from simulated control groups; and workers near their GPU.
 
 tests/faults/test_limits.py tests the limits of a real system.
 """
@@ -45,6 +45,7 @@ from gpuload.stage.transfer import CudaTransfer
 from gpuload.workers import fork_server
 
 MB = 1_000_000
+# Lines of /proc/self/mountinfo for the versions 2 and 1 of control groups.
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 
@@ -92,24 +93,26 @@ FILE_PAGES = (
     "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
     "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
 )
-TOTALS = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
-DOCKER = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-POD = V2.replace(" / /sys", " /pod /sys")
-SPACE = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
-MEMORY = {
+TOTALS_OF_V1 = "inactive_file 1\ntotal_shmem 50000000\ntotal_inactive_file 20000000\ntotal_active_file 10000000\n"
+DOCKER_MOUNT = "35 31 0:32 /docker/3f2 /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+POD_MOUNT = V2.replace(" / /sys", " /pod /sys")
+SPACE_IN_MOUNT = V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/of\\040mine")
+UNLIMITED_V1 = 9223372036854771712  # the kernel's text for "no limit": 2⁶³ − 1, rounded down to pages
+# The text of /proc/self/cgroup, the mounts, the files of the control groups, and the megabytes that are left.
+MEMORY_LEFT = {
     "limit less usage": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB), 300),
     "file pages, but not shared memory": ("0::/job\n", V2, memory_v2("job", 500 * MB, 200 * MB, FILE_PAGES), 335),
     "parent with the least left": ("0::/a/b/c\n", V2, memory_v2("a/b/c", "max", 10)
         | memory_v2("a/b", 500 * MB, 200 * MB) | memory_v2("a", 900 * MB, 800 * MB), 100),
     "container": ("0::/\n", V2, memory_v2("", 500 * MB, 200 * MB), 300),
     "version 1, totals of child groups": ("9:name=systemd:/\n4:memory:/job\n1:cpu:/elsewhere\n0::/\n", V1,
-        memory_v1("job", 500 * MB, 200 * MB, TOTALS) | memory_v1("", 9223372036854771712, 10**9), 330),
-    "version 1, container": ("4:memory:/docker/3f2\n", DOCKER, memory_v1("", 500 * MB, 200 * MB), 300),
-    "version 1, within a container": ("4:memory:/docker/3f2/in\n", DOCKER,
+        memory_v1("job", 500 * MB, 200 * MB, TOTALS_OF_V1) | memory_v1("", UNLIMITED_V1, 10**9), 330),
+    "version 1, container": ("4:memory:/docker/3f2\n", DOCKER_MOUNT, memory_v1("", 500 * MB, 200 * MB), 300),
+    "version 1, within a container": ("4:memory:/docker/3f2/in\n", DOCKER_MOUNT,
         memory_v1("", 500 * MB, 200 * MB) | memory_v1("in", 300 * MB, 200 * MB), 100),
-    "parent of the mount": ("0::/../other\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
-    "group outside the mount": ("0::/elsewhere\n", POD, memory_v2("", 500 * MB, 200 * MB), 300),
-    "space in the mount point": ("0::/job\n", SPACE, memory_v2("of mine/job", 500 * MB, 200 * MB), 300),
+    "parent of the mount": ("0::/../other\n", POD_MOUNT, memory_v2("", 500 * MB, 200 * MB), 300),
+    "group outside the mount": ("0::/elsewhere\n", POD_MOUNT, memory_v2("", 500 * MB, 200 * MB), 300),
+    "space in the mount point": ("0::/job\n", SPACE_IN_MOUNT, memory_v2("of mine/job", 500 * MB, 200 * MB), 300),
     "no mountinfo": ("0::/job\n", None, memory_v2("job", 500 * MB, 200 * MB), 300),
     "version 1, no mountinfo": ("4:memory:/job\n", None, memory_v1("job", 400 * MB, 200 * MB), 200),
     "malformed lines of memory.stat": ("0::/job\n", V2,
@@ -118,26 +121,23 @@ MEMORY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("membership", "mounts", "files", "left_mb"), MEMORY.values(), ids=MEMORY)
+@pytest.mark.parametrize(("membership", "mounts", "files", "left_mb"), MEMORY_LEFT.values(), ids=MEMORY_LEFT)
 def test_memory_left_is_that_of_the_control_group(make_machine, membership, mounts, files, left_mb):
     assert memory_left_bytes(make_machine(membership, mounts, files)) == left_mb * MB
 
 
-@pytest.mark.parametrize(
-    ("membership", "mounts", "files"),
-    [
-        ("0::/job\n", V2, memory_v2("job", "max", 200 * MB)),
-        ("4:memory:/job\n", V1, memory_v1("job", 9223372036854771712, 200 * MB)),
-        ("0::/job\n", V2, {}),
-        ("0::/job\n", V2, {"job/memory.max": "500\n"}),
-        ("0::/job\n", V2, memory_v2("job", "many", 200 * MB)),
-        ("0::/job\n", V2, memory_v2("job", "", 200 * MB)),
-        ("0::/job\n", V2, memory_v2("job", 500, 0) | {"job/memory.current": "\x00"}),
-        (None, V2, memory_v2("", 500, 0)),
-        ("", V2, memory_v2("", 500, 0)),
-        ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", memory_v2("", 500, 0)),
-    ],
-)
+@pytest.mark.parametrize(("membership", "mounts", "files"), [
+    ("0::/job\n", V2, memory_v2("job", "max", 200 * MB)),
+    ("4:memory:/job\n", V1, memory_v1("job", UNLIMITED_V1, 200 * MB)),
+    ("0::/job\n", V2, {}),
+    ("0::/job\n", V2, {"job/memory.max": "500\n"}),
+    ("0::/job\n", V2, memory_v2("job", "many", 200 * MB)),
+    ("0::/job\n", V2, memory_v2("job", "", 200 * MB)),
+    ("0::/job\n", V2, memory_v2("job", 500, 0) | {"job/memory.current": "\x00"}),
+    (None, V2, memory_v2("", 500, 0)),
+    ("", V2, memory_v2("", 500, 0)),
+    ("nonsense\n\n::\n3:cpu:/\n", "- cgroup2\n1 2 - cgroup2\n", memory_v2("", 500, 0)),
+])  # fmt: skip
 def test_memory_left_of_missing_or_malformed_files_is_none(make_machine, membership, mounts, files):
     assert memory_left_bytes(make_machine(membership, mounts, files)) is None
 
@@ -254,7 +254,7 @@ def limit_processes(monkeypatch, limit: int, user: int = 1000) -> None:
     monkeypatch.setattr(os, "getuid", lambda: os.stat("/proc/self").st_uid)
 
 
-PIDS = {
+PROCESSES_LEFT = {
     "parent with the fewest left": ("0::/a/b\n", V2, {
         "a/pids.max": "60\n", "a/pids.current": "50\n", "a/b/pids.max": "900\n", "a/b/pids.current": "5\n"}, 10),
     "version 1": ("8:pids:/job\n4:memory:/job\n0::/\n", PIDS_V1 + V1,
@@ -263,7 +263,7 @@ PIDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("membership", "mounts", "files", "left"), PIDS.values(), ids=PIDS)
+@pytest.mark.parametrize(("membership", "mounts", "files", "left"), PROCESSES_LEFT.values(), ids=PROCESSES_LEFT)
 def test_processes_left_is_that_of_the_control_group(make_machine, monkeypatch, membership, mounts, files, left):
     limit_processes(monkeypatch, resource.RLIM_INFINITY)
     processes = processes_left(make_machine(membership, mounts, files))
@@ -309,7 +309,7 @@ def test_check_processes_error_names_the_limit_and_the_remedies(make_machine, mo
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
 
-AFFINITY = len(os.sched_getaffinity(0))
+CPU_COUNT = len(os.sched_getaffinity(0))
 
 
 def test_limits_of_this_machine_are_not_negative():
@@ -320,18 +320,18 @@ def test_limits_of_this_machine_are_not_negative():
 CPU_V1 = "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
 CPU_V1_FILES = {"cpu/job/cpu.cfs_quota_us": "90000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
 CPU_V1_UNLIMITED = {"cpu/job/cpu.cfs_quota_us": "-1\n"}
-CPUS = {
-    "no quota": ("0::/job\n", V2, {"job/cpu.max": "max 100000\n"}, AFFINITY),
+USABLE_CPUS = {
+    "no quota": ("0::/job\n", V2, {"job/cpu.max": "max 100000\n"}, CPU_COUNT),
     "half a CPU": ("0::/job\n", V2, {"job/cpu.max": "50000 100000\n"}, 1),
     "parent": ("0::/pod/job\n", V2, {"pod/job/cpu.max": "max 100000\n", "pod/cpu.max": "100000 100000\n"}, 1),
     "version 1": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES, 1),
-    "version 1, no quota": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES | CPU_V1_UNLIMITED, AFFINITY),
+    "version 1, no quota": ("4:cpu,cpuacct:/job\n", CPU_V1, CPU_V1_FILES | CPU_V1_UNLIMITED, CPU_COUNT),
     "version 1, no mountinfo": ("4:cpu,cpuacct:/job\n", None, CPU_V1_FILES, 1),
-    "no control group": (None, None, {}, AFFINITY),
+    "no control group": (None, None, {}, CPU_COUNT),
 }
 
 
-@pytest.mark.parametrize(("membership", "mounts", "files", "cpus"), CPUS.values(), ids=CPUS)
+@pytest.mark.parametrize(("membership", "mounts", "files", "cpus"), USABLE_CPUS.values(), ids=USABLE_CPUS)
 def test_usable_cpus_is_the_affinity_mask_or_the_quota(make_machine, membership, mounts, files, cpus):
     assert usable_cpus(make_machine(membership, mounts, files)) == cpus
 
@@ -364,7 +364,7 @@ class NumaMachine:
         self.write("sys/devices/system/node/online", f"0-{len(nodes) - 1}" if len(nodes) > 1 else "0")
         self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
         devices = [*((f"0000:1{number}:00.0", node, NVIDIA, "0x030200") for number, node in enumerate(gpus))]
-        # Neither of these is a GPU.
+        # Neither of the following devices is a GPU.
         devices += [("0000:00:01.0", 0, ASPEED, "0x030000"), ("0000:00:02.0", 0, NVIDIA, "0x068000")]
         for address, node, vendor, kind in devices:
             folder = f"sys/bus/pci/devices/{address}"
@@ -386,42 +386,39 @@ class NumaMachine:
         return find_placement(f"0000:1{gpu}:00.0", device=f"cuda:{gpu}", ranks=ranks, allowed=cpus, root=str(self.root))
 
 
-TWO = ["0-15,32-47", "16-31,48-63"]
-EIGHT = [0, 0, 0, 0, 1, 1, 1, 1]
+TWO_NODES = ["0-15,32-47", "16-31,48-63"]  # the CPUs of each node
+EIGHT_GPUS = [0, 0, 0, 0, 1, 1, 1, 1]  # the node of each GPU
 
 
 def test_placement_puts_workers_on_the_numa_node_of_their_gpu(tmp_path):
-    machine = NumaMachine(tmp_path, TWO, EIGHT)
+    machine = NumaMachine(tmp_path, TWO_NODES, EIGHT_GPUS)
     placement = machine.place(5)
-    assert placement.cpus_for(32) == parse_cpu_list(TWO[1])
+    assert placement.cpus_for(32) == parse_cpu_list(TWO_NODES[1])
     assert placement.describe(12) == "workers on CPUs 16-31,48-63, ring in the memory of NUMA node 1, near cuda:5"
     assert placement.describe(0) == "ring in the memory of NUMA node 1, near cuda:5"
-    assert machine.place(0).cpus_for(1) == parse_cpu_list(TWO[0])
+    assert machine.place(0).cpus_for(1) == parse_cpu_list(TWO_NODES[0])
 
 
 def test_placement_of_more_workers_than_the_node_has_cpus_uses_all_cpus(tmp_path):
-    placement = NumaMachine(tmp_path, TWO, EIGHT).place(0)
+    placement = NumaMachine(tmp_path, TWO_NODES, EIGHT_GPUS).place(0)
     assert placement.cpus_for(33) == frozenset()
     assert placement.describe(33) == (
         "ring in the memory of NUMA node 0, near cuda:0; 33 workers run on all CPUs, since that node has only 32"
     )
 
 
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "max_workers"),
-    [
-        (EIGHT, 8, 8),  # four ranks share a node's 32 CPUs
-        ([0] * 8, 8, 4),  # all eight do, and none uses the other node
-        (EIGHT, 2, 16),  # both may use this node
-        (EIGHT, 16, 4),  # two ranks for each GPU
-        ([0, 1], 1, 32),
-        ([0, 1], 2, 32),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "ranks", "max_workers"), [
+    (EIGHT_GPUS, 8, 8),  # four ranks share a node's 32 CPUs
+    ([0] * 8, 8, 4),  # all eight ranks share it, and none uses the other node
+    (EIGHT_GPUS, 2, 16),  # both may use this node
+    (EIGHT_GPUS, 16, 4),  # two ranks for each GPU
+    ([0, 1], 1, 32),
+    ([0, 1], 2, 32),
+])  # fmt: skip
 def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, gpus, ranks, max_workers):
-    placement = NumaMachine(tmp_path, TWO, gpus).place(0, ranks=ranks)
+    placement = NumaMachine(tmp_path, TWO_NODES, gpus).place(0, ranks=ranks)
     assert placement.max_workers == max_workers
-    assert placement.cpus_for(max_workers) == parse_cpu_list(TWO[0])
+    assert placement.cpus_for(max_workers) == parse_cpu_list(TWO_NODES[0])
     assert not placement.cpus_for(max_workers + 1)
     if max_workers < 32:
         expected = f"since that node has only 32, of which {max_workers} are for this rank"
@@ -430,11 +427,11 @@ def test_placement_divides_a_node_among_ranks_whose_gpus_are_near_it(tmp_path, g
 
 @pytest.mark.parametrize(("nodes", "gpus", "allowed", "why"), [
     (["0-63"], [0], "", "one NUMA node: nothing to place"),
-    (TWO, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
-    (TWO, [], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
-    (TWO, [0], "0-15",
+    (TWO_NODES, [-1], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
+    (TWO_NODES, [], "", r"the NUMA node of cuda:0 \(0000:10:00.0\) is unknown: nothing is placed"),
+    (TWO_NODES, [0], "0-15",
      "this process is restricted to 16 of 64 CPUs, and so are its workers; cuda:0 is near NUMA node 0"),
-    (TWO, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
+    (TWO_NODES, [0], "0-62", "this process is restricted to 63 of 64 CPUs, .*"),
     (["0-63", ""], [1], "", "this process may use no CPU near cuda:0, on NUMA node 1: nothing is placed"),
     (["", "0-63"], [1], "", "all CPUs that this process may use are near cuda:0, on NUMA node 1"),
 ], ids=["one node", "unknown", "not on the bus", "pinned", "one less", "memory only", "all near"])  # fmt: skip
@@ -447,7 +444,7 @@ def test_placement_without_a_choice_of_nodes_says_why(tmp_path, nodes, gpus, all
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_placement_in_a_container_uses_its_cpus_near_the_gpu(tmp_path, version):
-    machine = NumaMachine(tmp_path, TWO, EIGHT, cpuset="0-3,16-31", version=version)
+    machine = NumaMachine(tmp_path, TWO_NODES, EIGHT_GPUS, cpuset="0-3,16-31", version=version)
     assert machine.place(0, allowed="0-3,16-31").describe(4).startswith("workers on CPUs 0-3, ring in the memory")
     expected = "5 workers run on all CPUs, since that node has only 4"
     assert machine.place(0, allowed="0-3,16-31").describe(5).endswith(expected)
@@ -466,68 +463,67 @@ def test_pci_address_is_none_without_pci_properties(monkeypatch):
 
 # -- workers of this machine, whose GPU seems to be near its last CPU ------------------------------------------------
 
-OWN = frozenset(os.sched_getaffinity(0))
-LAST = max(OWN)
-OTHERS = format_cpu_list(OWN - {LAST})
-several = lacking.mark("two CPUs", len(OWN) < 2)
+ALLOWED_CPUS = frozenset(os.sched_getaffinity(0))
+LAST_CPU = max(ALLOWED_CPUS)
+OTHER_CPUS = format_cpu_list(ALLOWED_CPUS - {LAST_CPU})
+needs_two_cpus = lacking.mark_missing("two CPUs", len(ALLOWED_CPUS) < 2)
 
 
 @pytest.fixture
 def gpu_near_last_cpu(tmp_path, monkeypatch):
-    machine = NumaMachine(tmp_path, [OTHERS, str(LAST)], [1])
+    machine = NumaMachine(tmp_path, [OTHER_CPUS, str(LAST_CPU)], [1])
     monkeypatch.setattr(devices, "pci_address", lambda device: "0000:10:00.0")
-    here = partial(find_placement, root=str(machine.root))
-    monkeypatch.setattr("gpuload.loader.options.find_placement", here)
+    monkeypatch.setattr("gpuload.loader.options.find_placement", partial(find_placement, root=str(machine.root)))
 
 
 def cpu_masks(loader) -> set[int]:
     return {int(mask) for _, masks, _ in loader for mask in masks}
 
 
-@several
+@needs_two_cpus
 @pytest.mark.fresh
 @pytest.mark.processes
 def test_worker_and_its_replacement_run_on_the_cpus_near_the_gpu(gpu_near_last_cpu, tmp_path, caplog):
     caplog.set_level(logging.INFO, "gpuload.loader")
-    placement = f"workers on CPUs {LAST}, ring in the memory of NUMA node 1, near cpu"
+    placement = f"workers on CPUs {LAST_CPU}, ring in the memory of NUMA node 1, near cpu"
     samples = AffinitySamples(str(tmp_path / "died"))
     with gl.Loader(samples, 2, num_workers=1, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
         assert str(loader.plan()).splitlines()[-1] == f"placement: {placement}"
         assert f"placement: {placement}" in loader.plan()._repr_html_()
-        assert cpu_masks(loader) == {1 << LAST}
+        assert cpu_masks(loader) == {1 << LAST_CPU}
         stats = loader.stats()
         assert stats.faults.restarts == 1
         assert stats.cpu.placement == placement
         assert f"placed    {placement}" in str(stats)
-        assert os.sched_getaffinity(0) == OWN
-        assert loader._session.ring._near == {LAST}
+        assert os.sched_getaffinity(0) == ALLOWED_CPUS
+        assert loader._session.ring._near == {LAST_CPU}
     assert f"placement: {placement}" in [record.getMessage() for record in caplog.records]
 
 
-@several
+@needs_two_cpus
 @pytest.mark.fresh
 @pytest.mark.processes
 def test_resize_beyond_the_cpus_of_a_node_frees_workers_and_back_binds_them(gpu_near_last_cpu):
     with gl.Loader(AffinitySamples(), 2, num_workers="auto", device="cpu") as loader:
         assert loader.num_workers == 1
-        assert cpu_masks(loader) == {1 << LAST}
+        assert cpu_masks(loader) == {1 << LAST_CPU}
         pool = loader._session.engine
         pool.resize(2)
-        assert os.sched_getaffinity(pool.pids[0]) == OWN
+        assert os.sched_getaffinity(pool.pids[0]) == ALLOWED_CPUS
         while not pool.is_steady:
             pool.collect_events(0.1)
-        assert [os.sched_getaffinity(pid) for pid in pool.pids] == [OWN, OWN]
+        assert [os.sched_getaffinity(pid) for pid in pool.pids] == [ALLOWED_CPUS, ALLOWED_CPUS]
         pool.resize(1)
-        assert {frozenset(os.sched_getaffinity(pid)) for pid in pool.pids} == {frozenset({LAST})}
+        assert {frozenset(os.sched_getaffinity(pid)) for pid in pool.pids} == {frozenset({LAST_CPU})}
 
 
-@several
+@needs_two_cpus
 @pytest.mark.fresh
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{"affinity": "none", "num_workers": 1}, {"num_workers": 2}])
 def test_workers_without_affinity_or_too_many_for_the_node_run_on_all_cpus(gpu_near_last_cpu, options):
     with gl.Loader(AffinitySamples(), 2, device="cpu", **options) as loader:
-        assert cpu_masks(loader) == {sum(1 << cpu for cpu in OWN)}
+        assert cpu_masks(loader) == {sum(1 << cpu for cpu in ALLOWED_CPUS)}
         placement = loader.stats().cpu.placement
     assert placement == (
         "affinity='none': nothing is placed"
@@ -536,20 +532,24 @@ def test_workers_without_affinity_or_too_many_for_the_node_run_on_all_cpus(gpu_n
     )
 
 
-@several
+@needs_two_cpus
 def test_ring_slots_are_page_locked_on_the_cpus_near_the_gpu(gpu_near_last_cpu, monkeypatch):
     """Page-locking touches memory for the first time, which decides its node."""
     device = Device()
-    affinities, lock = [], device.lock
-    monkeypatch.setattr(device, "lock", lambda *at: (affinities.append(os.sched_getaffinity(0)), lock(*at))[1])
+    affinities, lock = set(), device.lock
+
+    def record_and_lock(*arguments):
+        affinities.add(frozenset(os.sched_getaffinity(0)))
+        return lock(*arguments)
+
+    monkeypatch.setattr(device, "lock", record_and_lock)
     monkeypatch.setattr(devices, "Accelerator", lambda requested: device)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("gpuload.loader.session.make_transfer", CudaTransfer)
     with gl.Loader(AffinitySamples(), 2, num_workers=0, device="cpu", transforms=[T.CenterCrop(2)]) as loader:
-        assert cpu_masks(loader) == {sum(1 << cpu for cpu in OWN)}
+        assert cpu_masks(loader) == {sum(1 << cpu for cpu in ALLOWED_CPUS)}
         assert loader.stats().cpu.placement == "ring in the memory of NUMA node 1, near cpu"
-    assert affinities
-    assert all(cpus == {LAST} for cpus in affinities)
+    assert affinities == {frozenset({LAST_CPU})}
 
 
 def test_loader_on_the_cpu_has_no_placement():

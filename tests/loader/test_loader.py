@@ -82,16 +82,17 @@ def test_image_without_transforms_is_what_pillow_decodes(jpeg_folder):
     assert difference.max() <= 2
 
 
-def test_shuffle_yields_each_sample_once_in_another_order_each_epoch():
+def test_shuffle_yields_each_sample_once_in_a_different_order_each_epoch():
     with gl.Loader(MapDataset(samples=100), 7, shuffle=True, num_workers=0, device="cpu") as loader:
         orders = [torch.cat(list(loader)).tolist() for _ in range(3)]
         loader.set_epoch(1)
         repeated = torch.cat(list(loader)).tolist()
-    assert all(sorted(order) == list(range(100)) for order in orders)
+    for order in orders:
+        assert sorted(order) == list(range(100))
     assert orders[0] != orders[1] != orders[2]
     assert repeated == orders[1]
-    [other] = [torch.cat(gpuload_batches(MapDataset(samples=100), batch_size=7, shuffle=True, seed=1))]
-    assert other.tolist() != orders[0]
+    order_of_seed_1 = torch.cat(gpuload_batches(MapDataset(samples=100), batch_size=7, shuffle=True, seed=1))
+    assert order_of_seed_1.tolist() != orders[0]
 
 
 def test_info_holds_epoch_step_positions_and_indices():
@@ -126,16 +127,13 @@ def make_image(index: int) -> gl.Image:
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "make",
-    [
-        make_picture,
-        lambda i: PILImage.fromarray(make_picture(i)),
-        lambda i: torch.from_numpy(make_picture(i)).permute(2, 0, 1),
-        make_image,
-        lambda i: gl.Image(make_picture(i).transpose(2, 0, 1), layout="CHW"),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    make_picture,
+    lambda i: PILImage.fromarray(make_picture(i)),
+    lambda i: torch.from_numpy(make_picture(i)).permute(2, 0, 1),
+    make_image,
+    lambda i: gl.Image(make_picture(i).transpose(2, 0, 1), layout="CHW"),
+])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 def test_decoded_images_of_any_kind_give_equal_batches(make, workers):
     transforms = [T.RandomCrop(24)]
@@ -171,10 +169,10 @@ def test_pad_to_pads_a_batch_to_multiples_and_replay_returns_the_unpadded_sample
     dataset = MapDataset(lambda i: gl.Image(smooth_image(20 + i, 30, i)), 3)
     with gl.Loader(dataset, 3, ragged="pad", pad_to=32, num_workers=0, device="cpu") as loader:
         [(padded, sizes)] = list(loader)
-        alone = loader.replay(0, 1).sample
+        unpadded = loader.replay(0, 1).sample
     assert padded.shape == (3, 3, 32, 32)
     assert sizes.tolist() == [[20, 30], [21, 30], [22, 30]]
-    assert torch.equal(padded[1, :, :21, :30], alone)
+    assert torch.equal(padded[1, :, :21, :30], unpadded)
 
 
 # -- memory and processes ---------------------------------------------------------------------------------------------
@@ -206,13 +204,13 @@ def snapshot(earlier: set[int]) -> tuple[int, int, int]:
 def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
     dataset = gl.ImageFolder(jpeg_folder)
     with gl.Loader(dataset, 4, shuffle=True, transforms=RECIPE, num_workers=2, device="cpu") as loader:
-        first, earlier = None, child_processes()
+        first_snapshot, earlier = None, child_processes()
         for _ in range(10):
             for step, _ in enumerate(loader):
                 if step == 6:
                     break
-            first = first or snapshot(earlier)
-        assert snapshot(earlier) == first
+            first_snapshot = first_snapshot or snapshot(earlier)
+        assert snapshot(earlier) == first_snapshot
         list(loader)
         assert loader._session.ring.used_bytes == 0  # the number of slots depends on how far workers got
 
@@ -221,9 +219,9 @@ def test_epochs_left_early_leak_no_descriptors_processes_or_memory(jpeg_folder):
 def test_workers_persist_between_epochs(jpeg_folder):
     with gl.Loader(gl.ImageFolder(jpeg_folder), 4, transforms=RECIPE, num_workers=2, device="cpu") as loader:
         list(loader)
-        first = loader._session.engine.pids
+        pids = loader._session.engine.pids
         list(loader)
-        assert loader._session.engine.pids == first
+        assert loader._session.engine.pids == pids
 
 
 SCRIPT = """
@@ -297,7 +295,7 @@ def make_loaders():
     return {
         "DataLoader": torch.utils.data.DataLoader(dataset),
         "Loader": gl.Loader(dataset, device="cpu", num_workers=0),
-        "Own": type("Own", (torch.utils.data.DataLoader,), {})(dataset),
+        "Subclass": type("Subclass", (torch.utils.data.DataLoader,), {})(dataset),
     }
 
 
@@ -382,13 +380,10 @@ def test_cpu_device_ignores_its_number(device):
         assert str(loader.plan()).startswith("backend torch on cpu\n")
 
 
-@pytest.mark.parametrize(
-    ("dataset", "error", "text"),
-    [
-        ([], ValueError, r"the dataset is empty: len\(dataset\) is 0"),
-        ((i for i in range(3)), TypeError, "the dataset is a generator, which can be iterated over only once"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "error", "text"), [
+    ([], ValueError, r"the dataset is empty: len\(dataset\) is 0"),
+    ((i for i in range(3)), TypeError, "the dataset is a generator, which can be iterated over only once"),
+])  # fmt: skip
 def test_empty_dataset_or_generator_raises(dataset, error, text):
     with pytest.raises(error, match=text):
         gl.Loader(dataset, device="cpu")
@@ -398,16 +393,12 @@ GOOD_JPEG = jpeg_bytes(smooth_image(100, 100, 0), subsampling="4:4:4")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        (None, "FileNotFoundError"),
-        (b"", "DecodeError"),
-        (b"this is not a picture\n" * 20, "DecodeError"),
-        (GOOD_JPEG[: len(GOOD_JPEG) // 2], "DecodeError"),
-    ],
-    ids=["missing", "empty", "text", "truncated"],
-)
+@pytest.mark.parametrize(("content", "cause"), [
+    (None, "FileNotFoundError"),
+    (b"", "DecodeError"),
+    (b"this is not a picture\n" * 20, "DecodeError"),
+    (GOOD_JPEG[: len(GOOD_JPEG) // 2], "DecodeError"),
+], ids=["missing", "empty", "text", "truncated"])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 def test_bad_file_raises_a_sample_error_with_its_path(tmp_path, capfd, content, cause, workers):
     folder = tmp_path / "root" / "class"
@@ -446,8 +437,8 @@ class FailsToUnpickle:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_sample_that_cannot_be_unpickled_raises_a_sample_error(workers):
-    falls = lambda i: FailsToUnpickle() if i == 3 else i  # noqa: E731
-    with gl.Loader(MapDataset(falls, 6), 2, num_workers=workers, device="cpu") as loader:
+    make_sample = lambda i: FailsToUnpickle() if i == 3 else i  # noqa: E731
+    with gl.Loader(MapDataset(make_sample, 6), 2, num_workers=workers, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(gl.SampleError, match=r"not a number.*while unpickling the samples in the main process"):
@@ -485,7 +476,7 @@ def test_failing_draw_after_a_whole_image_transform_raises_a_sample_error():
 
 # -- notebooks --------------------------------------------------------------------------------------------------------
 
-SHOWN = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
+PICTURES = [np.full((20, 24, 3), number, np.uint8) for number in range(1, 7)]
 
 
 def notebook_rows(loader):
@@ -493,7 +484,7 @@ def notebook_rows(loader):
 
 
 def test_loader_in_a_notebook_shows_its_options_and_epoch():
-    loader = gl.Loader(SHOWN, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu", seed=7)
+    loader = gl.Loader(PICTURES, 2, transforms=[T.CenterCrop(16)], num_workers=0, device="cpu", seed=7)
     rows = notebook_rows(loader)
     assert rows["samples"] == "6"
     assert rows["shuffle, seed"] == "False, 7"
@@ -504,12 +495,12 @@ def test_loader_in_a_notebook_shows_its_options_and_epoch():
         assert notebook_rows(loader)["epoch"] == "0, begun"
 
 
-def test_dataset_repr_in_a_notebook_is_escaped_and_shortened():
+def test_repr_of_a_dataset_in_a_notebook_is_escaped_and_shortened():
     class Named(list):
         def __repr__(self):
             return "<img src=x onerror=alert(1)>" + "x" * 100 + "the end"
 
-    loader = gl.Loader(Named(SHOWN), num_workers=0, device="cpu")
+    loader = gl.Loader(Named(PICTURES), num_workers=0, device="cpu")
     assert "<img" not in loader._repr_html_()
     assert notebook_rows(loader)["dataset"].startswith("<img src=x")
     assert notebook_rows(loader)["dataset"].endswith("the end")  # shortened in the middle
@@ -530,7 +521,7 @@ def test_long_list_as_a_dataset_is_shown_shortened():
 
 
 def test_loader_in_a_notebook_queries_no_device(monkeypatch):
-    loader = gl.Loader(SHOWN, num_workers=0)
+    loader = gl.Loader(PICTURES, num_workers=0)
 
     def fail(*args):
         raise AssertionError("a device was queried")

@@ -78,9 +78,9 @@ def test_session_start_is_logged_with_decoders_and_plan(listen):
     assert {record.levelno for record in log.records if record.name == "gpuload.loader"} == {logging.INFO}
 
 
-def test_plan_in_the_log_says_why_a_transform_runs_on_another_backend(listen):
+def test_plan_in_the_log_says_why_a_transform_runs_on_a_different_backend(listen):
     transforms = [T.MultiView([[T.JPEG(50)], [T.CenterCrop(8)]])]
-    plan = log_first_batch(listen(logging.INFO), backend="kornia", transforms=transforms)[-1]
+    *_, plan = log_first_batch(listen(logging.INFO), backend="kornia", transforms=transforms)
     assert plan.startswith("plan: backend kornia on cpu: view 1: JPEG by torch (jpeg: Kornia's JPEG gives")
     assert "; view 2: CenterCrop by " in plan
 
@@ -96,7 +96,8 @@ def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
         raise ImportError("libnvjpeg.so: cannot open")
 
     monkeypatch.setattr(NvImageCodecRegions, "__init__", raise_import_error)
-    assert log_first_batch(listen(logging.INFO))[1] == (
+    _, jpegs, _ = log_first_batch(listen(logging.INFO))
+    assert jpegs == (
         "JPEGs: simplejpeg, then Pillow; nvImageCodec: not usable (ImportError: libnvjpeg.so: cannot open). With "
         "nvImageCodec only the region of a crop is decoded: pip install 'gpuload[cu13]', or 'gpuload[cu12]' for CUDA 12"
     )
@@ -104,10 +105,8 @@ def test_unusable_nvimagecodec_is_logged_with_its_remedy(listen, monkeypatch):
 
 @lacking.needs("nvidia.nvimgcodec")
 def test_usable_decoders_are_logged(listen):
-    assert (
-        log_first_batch(listen(logging.INFO))[1]
-        == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
-    )
+    _, jpegs, _ = log_first_batch(listen(logging.INFO))
+    assert jpegs == "JPEGs: crops by nvImageCodec, entire images by simplejpeg, other images by Pillow"
 
 
 def test_log_lines_are_not_computed_at_a_level_that_drops_them(listen, monkeypatch):

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 import gpuload as gl
-from gpuload.loader import meter as module
+from gpuload.loader import meter as meter_module
 from gpuload.loader.meter import Meter
 
 
 @pytest.fixture
 def rig(monkeypatch):
-    """Return a clock, an engine, a transfer, and the meter of a session of which only these are read."""
+    """Return a clock, an engine, a transfer, and the meter of a session with these."""
     now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr(module, "perf_counter", lambda: now.s)
+    monkeypatch.setattr(meter_module, "perf_counter", lambda: now.s)
     monkeypatch.setattr(Meter, "_read_counters", lambda self: None)
     engine, transfer = SimpleNamespace(waited_s=0.0), SimpleNamespace(host_wait_s=0.0)
     session = SimpleNamespace(

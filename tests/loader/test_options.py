@@ -25,7 +25,7 @@ from gpuload.transforms import names as transform_names
 
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(gl.Loader).parameters.items()}
 # Fields that groups take from each other; they are not arguments of a Loader.
-DERIVED = {"combining_transform", "group_size", "chain", "single", "planned"}
+DERIVED = {"combining_transform", "group_size", "sized_argument", "chain", "single", "planned"}
 
 
 def make_options(**changes) -> Options:
@@ -54,37 +54,31 @@ def test_option_groups_are_frozen():
             setattr(group, name, None)
 
 
-@pytest.mark.parametrize(
-    ("group", "changes", "text"),
-    [
-        ("order", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
-        ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
-        ("batches", {"pad_to": 32}, "pad_to=32 requires ragged='pad'"),
-        ("workers", {"timeout": -1}, "timeout must be at least 0, got -1"),
-    ],
-)
+@pytest.mark.parametrize(("group", "changes", "text"), [
+    ("order", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ("stage", {"device": "tpu"}, "device must be 'cpu', 'cuda'"),
+    ("batches", {"ragged": "yes"}, "ragged must be one of 'error', 'list', 'pad', got 'yes'"),
+    ("batches", {"pad_to": 32}, "pad_to=32 requires ragged='pad'"),
+    ("workers", {"timeout": -1}, "timeout must be at least 0, got -1"),
+])  # fmt: skip
 def test_replaced_option_group_is_validated_again(group, changes, text):
     options = make_options(num_workers=0)
     with pytest.raises(ValueError, match=text):
         dataclasses.replace(getattr(options, group), **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "chunk", "plain"),
-    [
-        ({"batch_size": 256, "num_workers": 4}, 32, 256),
-        ({"batch_size": 256, "num_workers": 3}, 43, 256),
-        ({"batch_size": 256, "num_workers": 2}, 64, 256),
-        ({"batch_size": 1024, "num_workers": 2}, 64, 1024),
-        ({"batch_size": 64, "num_workers": 4}, 16, 64),
-        ({"batch_size": 4, "num_workers": 4}, 4, 4),
-        ({"batch_size": 64, "num_workers": 4, "chunk_size": 100}, 64, 1),
-        ({"batch_size": 64, "num_workers": 4, "chunk_size": 5}, 5, 1),
-        ({"batch_size": 64, "num_workers": 4, "collate_fn": list}, 64, 64),
-        ({"batch_size": 64, "num_workers": 4, "dataset": {1, 2, 3}}, 64, 64),
-    ],
-)
+@pytest.mark.parametrize(("changes", "chunk", "plain"), [
+    ({"batch_size": 256, "num_workers": 4}, 32, 256),
+    ({"batch_size": 256, "num_workers": 3}, 43, 256),
+    ({"batch_size": 256, "num_workers": 2}, 64, 256),
+    ({"batch_size": 1024, "num_workers": 2}, 64, 1024),
+    ({"batch_size": 64, "num_workers": 4}, 16, 64),
+    ({"batch_size": 4, "num_workers": 4}, 4, 4),
+    ({"batch_size": 64, "num_workers": 4, "chunk_size": 100}, 64, 1),
+    ({"batch_size": 64, "num_workers": 4, "chunk_size": 5}, 5, 1),
+    ({"batch_size": 64, "num_workers": 4, "collate_fn": list}, 64, 64),
+    ({"batch_size": 64, "num_workers": 4, "dataset": {1, 2, 3}}, 64, 64),
+])  # fmt: skip
 def test_chunk_size_is_a_workers_share_of_the_batch(changes, chunk, plain):
     options = make_options(**changes)
     assert (options.chunk_size, options.plain_chunk_size) == (chunk, plain)
@@ -113,17 +107,14 @@ def test_warning_about_too_many_workers_states_their_cost_and_points_to_the_call
     )
 
 
-@pytest.mark.parametrize(
-    ("cpus", "ranks", "count", "max_workers", "chunk"),
-    [
-        (1, 1, 1, 16, 16),
-        (2, 1, 1, 32, 16),
-        (8, 1, 7, 64, 8),
-        (64, 1, 8, 64, 8),
-        (128, 1, 8, 128, 8),
-        (8, 4, 1, 32, 16),
-    ],
-)
+@pytest.mark.parametrize(("cpus", "ranks", "count", "max_workers", "chunk"), [
+    (1, 1, 1, 16, 16),
+    (2, 1, 1, 32, 16),
+    (8, 1, 7, 64, 8),
+    (64, 1, 8, 64, 8),
+    (128, 1, 8, 128, 8),
+    (8, 4, 1, 32, 16),
+])  # fmt: skip
 def test_num_workers_auto_starts_with_few_workers_and_allows_more(cpus, ranks, count, max_workers, chunk, monkeypatch):
     set_cpus(monkeypatch, cpus, ranks)
     options = make_options(batch_size=64, num_workers="auto")
@@ -168,19 +159,16 @@ def test_num_workers_auto_on_windows_is_zero(monkeypatch):
     assert make_options(num_workers="auto").workers.count == 0
 
 
-@pytest.mark.parametrize(
-    ("shape", "batch_size", "workers", "chunk"),
-    [
-        ((256, 256, 3), 256, 2, 64),
-        ((256, 256, 3), 256, 15, 64),
-        ((256, 256, 3), 256, "auto", 64),
-        ((256, 256, 3), 1024, 2, 64),
-        ((256, 256, 3), 64, 8, 16),
-        ((256, 256, 3), 4, 2, 4),
-        ((1024, 1024, 3), 256, 15, 18),  # 3 MB each
-        ((4, 256, 256, 3), 256, 15, 18),  # clips
-    ],
-)
+@pytest.mark.parametrize(("shape", "batch_size", "workers", "chunk"), [
+    ((256, 256, 3), 256, 2, 64),
+    ((256, 256, 3), 256, 15, 64),
+    ((256, 256, 3), 256, "auto", 64),
+    ((256, 256, 3), 1024, 2, 64),
+    ((256, 256, 3), 64, 8, 16),
+    ((256, 256, 3), 4, 2, 4),
+    ((1024, 1024, 3), 256, 15, 18),  # 3 MB each
+    ((4, 256, 256, 3), 256, 15, 18),  # clips
+])  # fmt: skip
 def test_chunk_size_of_an_array_file_is_larger(tmp_path, shape, batch_size, workers, chunk):
     path = tmp_path / "images.bin"
     path.touch()

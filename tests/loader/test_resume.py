@@ -44,7 +44,7 @@ def take_batches(batches, max_batches=10**9) -> list[tuple]:
     return result
 
 
-def place_of(loader) -> tuple[int, int]:
+def saved_place(loader) -> tuple[int, int]:
     state = loader.state_dict()
     return state["epoch"], state["position"]
 
@@ -59,27 +59,27 @@ def load_epochs(loader, count=2) -> list[tuple]:
 def test_resumed_loader_yields_the_remaining_batches_with_equal_bits(stop, options):
     dataset = noise_images(33)
     undisturbed = load_epochs(make_loader(dataset), 3)
-    assert len(undisturbed) == 21
-    with make_loader(dataset, prefetch_factor=3, **options) as first:
-        seen = take_batches(iter(first), stop)
-        state = json.loads(json.dumps(first.state_dict()))
-    with make_loader(dataset, **options) as second:
-        second.load_state_dict(state)
+    assert len(undisturbed) == 3 * 7
+    with make_loader(dataset, prefetch_factor=3, **options) as interrupted:
+        seen = take_batches(iter(interrupted), stop)
+        state = json.loads(json.dumps(interrupted.state_dict()))
+    with make_loader(dataset, **options) as resuming:
+        resuming.load_state_dict(state)
         resumed = []
         while len(seen) + len(resumed) < len(undisturbed):
-            resumed += take_batches(iter(second))
+            resumed += take_batches(iter(resuming))
     assert seen + resumed == undisturbed
 
 
 @pytest.mark.processes
 def test_state_dict_holds_the_position_of_yielded_batches():
     with make_loader(noise_images(33), num_workers=2, prefetch_factor=4) as loader:
-        assert place_of(loader) == (0, 0)
+        assert saved_place(loader) == (0, 0)
         places = []
         for _ in loader:
-            places.append(place_of(loader))
+            places.append(saved_place(loader))
         assert places == [(0, 5), (0, 10), (0, 15), (0, 20), (0, 25), (0, 30), (1, 0)]
-        assert place_of(loader) == (1, 0)
+        assert saved_place(loader) == (1, 0)
 
 
 def test_state_dict_after_a_break_is_where_the_loop_was_left():
@@ -87,9 +87,9 @@ def test_state_dict_after_a_break_is_where_the_loop_was_left():
         for step, _ in enumerate(loader):
             if step == 2:
                 break
-        assert place_of(loader) == (0, 15)
+        assert saved_place(loader) == (0, 15)
         next(iter(loader))
-        assert place_of(loader) == (1, 5)
+        assert saved_place(loader) == (1, 5)
 
 
 def test_set_epoch_after_loading_keeps_the_position_in_that_epoch_only():
@@ -102,10 +102,11 @@ def test_set_epoch_after_loading_keeps_the_position_in_that_epoch_only():
     batches = iter(loader)
     assert (len(loader), len(batches)) == (7, 3)
     assert [batch[:2] for batch in take_batches(batches)] == [(3, 4), (3, 5), (3, 6)]
-    assert place_of(loader) == (4, 0)
+    assert saved_place(loader) == (4, 0)
     loader.load_state_dict(state)
     loader.set_epoch(5)
-    assert take_batches(iter(loader))[0][:2] == (5, 0)
+    [(epoch, step, *_)] = take_batches(iter(loader), 1)
+    assert (epoch, step) == (5, 0)
 
 
 def test_load_state_dict_during_an_epoch_warns_and_affects_the_next():
@@ -121,30 +122,27 @@ def test_load_state_dict_during_an_epoch_warns_and_affects_the_next():
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_load_state_dict_of_another_backend_warns_once(strict):
+def test_load_state_dict_of_a_different_backend_warns_once(strict):
     state = make_loader(noise_images(33)).state_dict()
     assert state["backend"] == "torch"  # "auto" means torch on the CPU
     make_loader(noise_images(33), backend="torch").load_state_dict(state)
-    other = make_loader(noise_images(33), backend="kornia")
+    kornia_loader = make_loader(noise_images(33), backend="kornia")
     with pytest.warns(RuntimeWarning, match="saved with the backend 'torch', but the batches .* by 'kornia'") as caught:
-        other.load_state_dict(state, strict=strict)
+        kornia_loader.load_state_dict(state, strict=strict)
     assert [warning.filename for warning in caught] == [__file__]
     del state["backend"]
-    other.load_state_dict(state)  # a state of an earlier version; warnings are errors
+    kornia_loader.load_state_dict(state)  # a state of an earlier version; warnings are errors
     assert "backend" not in make_loader(noise_images(33), transforms=()).state_dict()
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"dataset": noise_images(34)}, "samples was 33 and is 34"),
-        ({"seed": 12}, "seed was 11 and is 12"),
-        ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
-        ({"transforms": CHAIN[:2]}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}'"),
-        ({"decode": gl.Decode(exif=True)}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"),
-    ],
-)
-def test_load_state_dict_of_other_data_raises_or_warns_with_strict_false(changes, text):
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"dataset": noise_images(34)}, "samples was 33 and is 34"),
+    ({"seed": 12}, "seed was 11 and is 12"),
+    ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
+    ({"transforms": CHAIN[:2]}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}'"),
+    ({"decode": gl.Decode(exif=True)}, "transforms was '[0-9a-f]{16}' and is '[0-9a-f]{16}-exif'"),
+])  # fmt: skip
+def test_load_state_dict_of_different_data_raises_or_warns_with_strict_false(changes, text):
     state = make_loader(noise_images(33)).state_dict()
     other = make_loader(changes.pop("dataset", noise_images(33)), **changes)
     with pytest.raises(ValueError, match=f"{text}.*strict=False"):
@@ -157,8 +155,8 @@ def test_load_state_dict_of_other_data_raises_or_warns_with_strict_false(changes
 def test_resume_far_into_a_large_dataset_reads_only_the_next_batch():
     loader = make_loader(noise_images(3 * 10**9))
     loader.load_state_dict({**loader.state_dict(), "position": 2 * 10**9})
-    [batch] = take_batches(iter(loader), 1)
-    assert batch[2] == list(range(2 * 10**9, 2 * 10**9 + 5))
+    [(_, _, positions, _, _)] = take_batches(iter(loader), 1)
+    assert positions == list(range(2 * 10**9, 2 * 10**9 + 5))
 
 
 # -- ranks ----------------------------------------------------------------------------------------------------------
@@ -188,19 +186,19 @@ def global_steps(loaders, max_steps=10**9) -> list[tuple]:
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(samples=st.integers(1, 70), batch=st.integers(1, 3), stops=st.tuples(st.integers(0, 4), st.integers(0, 4)))
-def test_resume_on_other_numbers_of_ranks_yields_the_same_batches(samples, batch, stops):
-    dataset, size = noise_images(samples), 4 * batch
-    undisturbed = global_steps(make_ranks(dataset, 1, size, uneven="exact"))
+def test_resume_on_a_different_number_of_ranks_yields_the_same_batches(samples, batch, stops):
+    dataset, global_batch = noise_images(samples), 4 * batch
+    undisturbed = global_steps(make_ranks(dataset, 1, global_batch, uneven="exact"))
     assert sorted(n for step in undisturbed for _, n, _ in step) == list(range(samples))
     resumed, state = [], None
-    for ranks, most in ((1, stops[0]), (4, stops[1]), (2, 10**9)):
-        loaders = make_ranks(dataset, ranks, size, uneven="exact")
+    for ranks, max_steps in ((1, stops[0]), (4, stops[1]), (2, 10**9)):
+        loaders = make_ranks(dataset, ranks, global_batch, uneven="exact")
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
         if state is not None and state["epoch"] == 1:
             break
-        resumed += global_steps(loaders, most)
+        resumed += global_steps(loaders, max_steps)
         states = [json.dumps(loader.state_dict()) for loader in loaders]
         assert len(set(states)) == 1  # all ranks save the same state
         state = json.loads(states[0])
@@ -217,7 +215,7 @@ def test_resume_on_other_numbers_of_ranks_yields_the_same_batches(samples, batch
     on_error=st.sampled_from(["skip", "replace"]),
     bad=st.sets(st.integers(0, 59), max_size=20),
 )
-def test_ranks_make_equally_many_steps_whatever_fails(samples, batch, ranks, uneven, on_error, bad):
+def test_ranks_make_equally_many_steps_if_samples_fail(samples, batch, ranks, uneven, on_error, bad):
     bad = {index for index in bad if index < samples - 1}
     assume(uneven != "drop" or samples >= ranks)
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
@@ -241,36 +239,36 @@ def test_ranks_make_equally_many_steps_whatever_fails(samples, batch, ranks, une
     on_error=st.sampled_from(["skip", "replace"]),
     bad=st.sets(st.integers(0, 59), max_size=6),
 )
-def test_resume_with_other_workers_and_chunks_yields_the_same_batches(
+def test_resume_with_different_workers_and_chunks_yields_the_same_batches(
     samples, batch, ranks, workers, stop, uneven, on_error, bad
 ):
-    """Two epochs are interrupted anywhere, and samples may fail."""
+    """The job loads two epochs and is interrupted anywhere, and samples may fail."""
     dataset = noise_images(samples, {index for index in bad if index < samples - 1})
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
 
-    def make_job(workers=0, chunk=None):
+    def make_loaders(workers=0, chunk=None):
         options = {"uneven": uneven, "faults": faults, "num_workers": workers, "chunk_size": chunk}
         return make_ranks(dataset, ranks, batch * ranks, **options)
 
-    def steps(loaders, most=10**9):
+    def load_two_epochs(loaders, max_steps=10**9):
         batches = []
-        while len(batches) < most and (epoch := loaders[0].state_dict()["epoch"]) < 2:
-            batches += global_steps(loaders, most - len(batches))
-            assert loaders[0].state_dict()["epoch"] > epoch or len(batches) == most
+        while len(batches) < max_steps and (epoch := loaders[0].state_dict()["epoch"]) < 2:
+            batches += global_steps(loaders, max_steps - len(batches))
+            assert loaders[0].state_dict()["epoch"] > epoch or len(batches) == max_steps
         return batches
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        undisturbed = steps(make_job())
-        loaders = make_job(*workers[0])
-        seen = steps(loaders, stop)
+        undisturbed = load_two_epochs(make_loaders())
+        loaders = make_loaders(*workers[0])
+        seen = load_two_epochs(loaders, stop)
         state = json.loads(json.dumps(loaders[0].state_dict()))
         for loader in loaders:
             loader.close()
-        loaders = make_job(*workers[1])
+        loaders = make_loaders(*workers[1])
         for loader in loaders:
             loader.load_state_dict(state)
-        seen += steps(loaders)
+        seen += load_two_epochs(loaders)
         for loader in loaders:
             loader.close()
     assert seen == undisturbed
@@ -290,7 +288,7 @@ def test_loader_takes_its_rank_from_torchruns_environment(monkeypatch):
     assert len(loader) == 2
     with pytest.warns(RuntimeWarning, match="split among 2 ranks"):
         batches = iter(loader)
-    assert [batch[2] for batch in take_batches(batches)] == [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]
+    assert [positions for _, _, positions, *_ in take_batches(batches)] == [[5, 6, 7, 8, 9], [15, 16, 17, 18, 19]]
 
 
 @pytest.mark.parametrize(("options", "text"), [
@@ -322,13 +320,14 @@ def test_replay_returns_the_augmented_sample_and_its_draws():
                 assert (replayed.epoch, replayed.position) == (4, int(info.positions[row]))
             break
     assert [name for name, _ in replayed.draws] == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter"]
-    assert replayed.draws[0][1]["box_tlhw"][2:] != [0, 0]
-    assert replayed.draws[1][1]["flipped"] in (True, False)
+    (_, crop), (_, flip), _ = replayed.draws
+    assert crop["box_tlhw"][2:] != [0, 0]
+    assert flip["flipped"] in (True, False)
     with pytest.raises(ValueError, match=r"position must be at least 0 and at most 32, got 33"):
         loader.replay(0, 33)
 
 
-def test_state_dict_after_an_error_repeats_its_batch_unless_another_followed():
+def test_state_dict_after_an_error_is_before_the_failed_batch_until_the_next_batch():
     loader = make_loader(noise_images(33, bad=[12]), shuffle=False)
     batches = iter(loader)
     take_batches(batches, 2)
@@ -355,7 +354,7 @@ class Streamed(torch.utils.data.IterableDataset):
         return iter(range(20))
 
 
-COMPLETED = {
+LOADER_OPTIONS = {
     "map": lambda: {"dataset": range(20), "shuffle": True},
     "two ranks": lambda: {"dataset": range(20), "shuffle": True, "rank": 1, "world_size": 2},
     "mix": lambda: {"dataset": gl.Mix([range(10), range(10, 20)], [1, 1]), "shuffle": True},
@@ -369,24 +368,24 @@ def load_values(loader) -> list:
     return [batch.tolist() for batch in loader]
 
 
-def make_completed(name) -> gl.Loader:
-    return gl.Loader(**COMPLETED[name](), batch_size=4, seed=3, num_workers=0, device="cpu")
+def make_loader_of_kind(name) -> gl.Loader:
+    return gl.Loader(**LOADER_OPTIONS[name](), batch_size=4, seed=3, num_workers=0, device="cpu")
 
 
-@pytest.mark.parametrize("name", COMPLETED)
+@pytest.mark.parametrize("name", LOADER_OPTIONS)
 def test_set_epoch_of_a_completed_epoch_yields_no_batch_and_then_the_next_epoch(name):
-    with make_completed(name) as loader:
+    with make_loader_of_kind(name) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
-            last, batches = None, []
+            last_state, batches = None, []
             for batch in loader:
-                last = loader.state_dict()
+                last_state = loader.state_dict()
                 batches.append(batch.tolist())
             if epoch == 1:
-                state = json.loads(json.dumps(last))
+                state = json.loads(json.dumps(last_state))
     # The last batch of a stream is not known to be the last: its state is at the end of epoch 1.
     assert state.get("completed") == (None if name == "iterable" else 1)
-    with make_completed(name) as loader:
+    with make_loader_of_kind(name) as loader:
         loader.load_state_dict(state)
         assert loader.state_dict() == state
         loader.set_epoch(1)
@@ -396,15 +395,15 @@ def test_set_epoch_of_a_completed_epoch_yields_no_batch_and_then_the_next_epoch(
         assert load_values(loader) == batches
 
 
-@pytest.mark.parametrize("name", sorted(COMPLETED.keys() - {"iterable"}))
+@pytest.mark.parametrize("name", sorted(LOADER_OPTIONS.keys() - {"iterable"}))
 def test_state_of_a_completed_epoch_without_set_epoch_is_the_beginning_of_the_next(name):
-    with make_completed(name) as loader:
+    with make_loader_of_kind(name) as loader:
         loader.set_epoch(1)
         for _ in loader:
             state = loader.state_dict()
         loader.set_epoch(2)
         batches = load_values(loader)
-    with make_completed(name) as loader:
+    with make_loader_of_kind(name) as loader:
         loader.load_state_dict(state)
         assert load_values(loader) == batches
         loader.load_state_dict(state)
@@ -412,12 +411,12 @@ def test_state_of_a_completed_epoch_without_set_epoch_is_the_beginning_of_the_ne
         assert load_values(loader) == batches
         loader.load_state_dict(state)
         loader.set_epoch(0)
-        loader.set_epoch(1)  # the second call after loading
+        loader.set_epoch(1)  # only the first set_epoch() after loading may skip the completed epoch
         assert len(load_values(loader)) == len(batches)
 
 
 def test_state_names_a_completed_epoch_only_right_after_its_last_batch():
-    with make_completed("map") as loader:
+    with make_loader_of_kind("map") as loader:
         batches = iter(loader)
         next(batches)
         assert "completed" not in loader.state_dict()
@@ -434,12 +433,12 @@ def test_state_names_a_completed_epoch_only_right_after_its_last_batch():
 
 
 def test_state_of_a_skipped_completed_epoch_can_be_saved_again():
-    with make_completed("map") as loader:
+    with make_loader_of_kind("map") as loader:
         batches = iter(loader)
         for _ in range(5):
             next(batches)
         state = loader.state_dict()
-    with make_completed("map") as loader:
+    with make_loader_of_kind("map") as loader:
         loader.load_state_dict(state)
         loader.set_epoch(0)
         assert load_values(loader) == []

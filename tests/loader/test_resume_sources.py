@@ -89,19 +89,19 @@ class ResumableStream(IterableDataset):
     """A stream with a state that counts how often a sample was read."""
 
     def __init__(self, length: int) -> None:
-        self.length, self.at, self.reads = length, 0, 0
+        self.length, self.next_number, self.reads = length, 0, 0
 
     def __iter__(self):
-        while self.at < self.length:
-            self.at, self.reads = self.at + 1, self.reads + 1
-            yield self.at - 1, random.random()
-        self.at = 0
+        while self.next_number < self.length:
+            self.next_number, self.reads = self.next_number + 1, self.reads + 1
+            yield self.next_number - 1, random.random()
+        self.next_number = 0
 
     def state_dict(self):
-        return {"at": self.at}
+        return {"next_number": self.next_number}
 
     def load_state_dict(self, state):
-        self.at = state["at"]
+        self.next_number = state["next_number"]
 
 
 def columns(batch):
@@ -121,12 +121,12 @@ def two_epochs(loader, max_batches: int) -> list:
 
 def assert_resume_continues(make, stop: int) -> None:
     undisturbed = two_epochs(make(), 10**9)
-    first, second = make(), make()
-    seen = two_epochs(first, stop) if stop else []
-    state = json.loads(json.dumps(first.state_dict()))
-    second.load_state_dict(state)
+    interrupted, resuming = make(), make()
+    seen = two_epochs(interrupted, stop) if stop else []
+    state = json.loads(json.dumps(interrupted.state_dict()))
+    resuming.load_state_dict(state)
     while len(seen) < len(undisturbed):
-        seen += [columns(batch) for batch in second]
+        seen += [columns(batch) for batch in resuming]
     assert seen == undisturbed
 
 
@@ -156,13 +156,13 @@ def test_resume_of_an_iterable_dataset_yields_the_remaining_batches(kind, length
 
 def test_resume_of_a_dataset_with_state_dict_does_not_read_again():
     dataset = ResumableStream(1000)
-    first = gl.Loader(ResumableStream(1000), 10, num_workers=0, device="cpu")
-    batches = iter(first)
+    interrupted = gl.Loader(ResumableStream(1000), 10, num_workers=0, device="cpu")
+    batches = iter(interrupted)
     for _ in range(80):
         next(batches)
-    second = gl.Loader(dataset, 10, num_workers=0, device="cpu")
-    second.load_state_dict(first.state_dict())
-    assert columns(next(iter(second)))[0] == list(range(800, 810))
+    resuming = gl.Loader(dataset, 10, num_workers=0, device="cpu")
+    resuming.load_state_dict(interrupted.state_dict())
+    assert columns(next(iter(resuming)))[0] == list(range(800, 810))
     assert dataset.reads < 50
 
 

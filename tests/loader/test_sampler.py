@@ -23,19 +23,16 @@ def read_indices(loader) -> list[int]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"shuffle": True},
-        {"shuffle": True, "drop_last": True, "batch_size": 2},
-        {"shuffle": True, "uneven": "drop"},
-        {"uneven": "exact", "info": True},
-        {"weights": np.arange(10)},
-        {"shuffle": True, "repeats": 3},
-        {"batch_size": None},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {},
+    {"shuffle": True},
+    {"shuffle": True, "drop_last": True, "batch_size": 2},
+    {"shuffle": True, "uneven": "drop"},
+    {"uneven": "exact", "info": True},
+    {"weights": np.arange(10)},
+    {"shuffle": True, "repeats": 3},
+    {"batch_size": None},
+])  # fmt: skip
 def test_sampler_lists_the_samples_of_this_rank_in_the_next_epoch(world_size, options):
     lengths = set()
     for rank in range(world_size):
@@ -51,28 +48,28 @@ def test_sampler_lists_the_samples_of_this_rank_in_the_next_epoch(world_size, op
 
 
 def test_set_epoch_of_the_sampler_sets_the_epoch_of_the_loader():
-    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as other:
+    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as reference:
         loader.sampler.set_epoch(5)
-        other.set_epoch(5)
-        assert list(loader.sampler) == list(other.sampler) == read_indices(other) == read_indices(loader)
+        reference.set_epoch(5)
+        assert list(loader.sampler) == list(reference.sampler) == read_indices(reference) == read_indices(loader)
         assert loader.epoch == 5
         iterator = iter(loader)
-        assert list(loader.sampler) == list(other.sampler), "no batch was read: the next iter() begins again"
+        assert list(loader.sampler) == list(reference.sampler), "no batch was read: the next iter() begins again"
         next(iterator)
         expected = list(loader.sampler)
-        assert expected != list(other.sampler)
+        assert expected != list(reference.sampler)
         assert read_indices(loader) == expected
         assert loader.epoch == 7
 
 
 def test_set_epoch_after_iter_restarts_the_epoch_if_no_batch_was_read():
     """Lightning calls `iter()`, then `set_epoch()`, and then reads batches; its checkpoints contain the next epoch."""
-    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as other:
+    with make_loader(shuffle=True) as loader, make_loader(shuffle=True) as reference:
         for epoch in (0, 1):
             iterator = iter(loader)
             loader.sampler.set_epoch(epoch)
-            assert read_indices(iterator) == read_indices(other)
-            assert loader.state_dict() == other.state_dict()
+            assert read_indices(iterator) == read_indices(reference)
+            assert loader.state_dict() == reference.state_dict()
             assert loader.state_dict()["epoch"] == epoch + 1
 
 
@@ -84,7 +81,7 @@ def test_length_of_the_sampler_fits_the_aux_loader_of_pytorchs_imagenet_example(
         assert len(loader.sampler) * 4 >= len(loader.dataset)
 
 
-def test_sampler_and_batch_sampler_return_those_of_the_user():
+def test_sampler_and_batch_sampler_return_the_users_objects():
     dataset, sampler = list(range(10)), RandomSampler(range(10))
     assert make_loader(sampler=sampler).sampler is sampler
     inner_sampler = SequentialSampler(range(10))
@@ -123,13 +120,14 @@ def test_arguments_of_a_loader_can_be_read_but_not_set():
             with pytest.raises(ValueError, match=f"{name} cannot be changed after the Loader has been created"):
                 setattr(loader, name, None)
         loader.note = "of a framework"
-    assert gl.Loader([1], num_workers=0).device == torch.device("cuda", 0) if torch.cuda.is_available() else True
+    if torch.cuda.is_available():
+        assert gl.Loader([1], num_workers=0).device == torch.device("cuda", 0)
 
 
 def test_loader_has_every_public_attribute_of_a_dataloader():
     dataloader = DataLoader([1])
     public = {name for name in dir(dataloader) if not name.startswith("_")}
-    # One is deprecated by torch; the other is a check of its own arguments.
+    # The first is deprecated by torch, and the second is a check of DataLoader's own arguments.
     exempt = {"pin_memory_device", "check_worker_number_rationality"}
     missing = {name for name in public - exempt if not hasattr(gl.Loader([1], num_workers=0, device="cpu"), name)}
     assert missing == set(), "add these attributes to gpuload/loader/loader.py, or exempt them here"

@@ -1,4 +1,4 @@
-"""The state of a loader: its content, its way through JSON and torch, and errors for anything else."""
+"""The state of a loader: its content, its conversion by JSON and torch, and errors for invalid states."""
 
 from __future__ import annotations
 
@@ -32,26 +32,23 @@ def test_state_is_small_json_with_a_version():
     assert not {"workers", "rank", "world_size", "batch_size"} & STATE.to_dict().keys()
 
 
-@pytest.mark.parametrize(
-    ("state", "kind", "text"),
-    [
-        ([1], TypeError, "a state must be a dict from state_dict(), got list"),
-        ({}, ValueError, "the state, with the keys [], is no state of a gpuload Loader; pass a dict from its"),
-        (
-            {"_snapshot": {}, "_steps_since_snapshot": 0},  # from torchdata's StatefulDataLoader
-            ValueError,
-            "with the keys ['_snapshot', '_steps_since_snapshot'], is no state of a gpuload Loader",
-        ),
-        (make_state(version=2), ValueError, "the state has version 2, but this gpuload reads version 1"),
-        ({"version": 1, "epoch": 0}, ValueError, "the state lacks order, position, samples, seed, transforms"),
-        (make_state(position=-1), ValueError, "position must be an integer in 0 … 2**62 - 1, got -1"),
-        (make_state(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
-        (make_state(epoch=2**63), ValueError, f"epoch must be an integer in 0 … 2**63 - 1, got {2**63}"),
-        (make_state(position=2**62), ValueError, f"position must be an integer in 0 … 2**62 - 1, got {2**62}"),
-        (make_state(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
-        (make_state(order=1), ValueError, "order must be of type str, got 1"),
-    ],
-)
+@pytest.mark.parametrize(("state", "kind", "text"), [
+    ([1], TypeError, "a state must be a dict from state_dict(), got list"),
+    ({}, ValueError, "the state, with the keys [], is no state of a gpuload Loader; pass a dict from its"),
+    (
+        {"_snapshot": {}, "_steps_since_snapshot": 0},  # from torchdata's StatefulDataLoader
+        ValueError,
+        "with the keys ['_snapshot', '_steps_since_snapshot'], is no state of a gpuload Loader",
+    ),
+    (make_state(version=2), ValueError, "the state has version 2, but this gpuload reads version 1"),
+    ({"version": 1, "epoch": 0}, ValueError, "the state lacks order, position, samples, seed, transforms"),
+    (make_state(position=-1), ValueError, "position must be an integer in 0 … 2**62 - 1, got -1"),
+    (make_state(epoch="3"), ValueError, "epoch must be an integer in 0 … 2**63 - 1, got '3'"),
+    (make_state(epoch=2**63), ValueError, f"epoch must be an integer in 0 … 2**63 - 1, got {2**63}"),
+    (make_state(position=2**62), ValueError, f"position must be an integer in 0 … 2**62 - 1, got {2**62}"),
+    (make_state(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
+    (make_state(order=1), ValueError, "order must be of type str, got 1"),
+])  # fmt: skip
 def test_from_dict_of_anything_but_a_state_raises(state, kind, text):
     with pytest.raises(kind) as caught:
         State.from_dict(state)
@@ -182,35 +179,29 @@ class Unknown:
     pass
 
 
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ({"a": [1, Unknown()]}, r"it\['a'\]\[1\] is of type \S+Unknown, which cannot be saved; use only numbers"),
-        ({Unknown: 1}, r"it, key .* is of type builtins.type"),
-        ((torch.zeros(2, device="meta"),), r"it\[0\] is of type torch.Tensor on meta"),
-        (Counter("ab"), "it is of type collections.Counter"),
-        ({"f": {"g": partial(int)}}, r"it\['f'\]\['g'\] is of type functools.partial"),
-        (np.array([None]), "it is of type numpy.ndarray"),
-    ],
-)
+@pytest.mark.parametrize(("value", "where"), [
+    ({"a": [1, Unknown()]}, r"it\['a'\]\[1\] is of type \S+Unknown, which cannot be saved; use only numbers"),
+    ({Unknown: 1}, r"it, key .* is of type builtins.type"),
+    ((torch.zeros(2, device="meta"),), r"it\[0\] is of type torch.Tensor on meta"),
+    (Counter("ab"), "it is of type collections.Counter"),
+    ({"f": {"g": partial(int)}}, r"it\['f'\]\['g'\] is of type functools.partial"),
+    (np.array([None]), "it is of type numpy.ndarray"),
+])  # fmt: skip
 def test_to_json_of_an_unknown_type_raises_with_its_place(value, where):
     with pytest.raises(TypeError, match=where):
         to_json(value, "it")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"$nothing": 1},
-        {"$tuple": 1},
-        {"$dict": [[1]]},
-        {"$bytes": "?"},
-        {"$array": ["|O", [1], "AAAAAAAAAAA="]},
-        {"$array": ["<i4", [3], "AAAA"]},
-        {"$tensor": ["float32", [3], "AAAA"]},
-        {"$tensor": ["nn", [3], "AAAA"]},
-    ],
-)
+@pytest.mark.parametrize("value", [
+    {"$nothing": 1},
+    {"$tuple": 1},
+    {"$dict": [[1]]},
+    {"$bytes": "?"},
+    {"$array": ["|O", [1], "AAAAAAAAAAA="]},
+    {"$array": ["<i4", [3], "AAAA"]},
+    {"$tensor": ["float32", [3], "AAAA"]},
+    {"$tensor": ["nn", [3], "AAAA"]},
+])  # fmt: skip
 def test_from_json_of_a_malformed_value_raises_with_its_place(value):
     with pytest.raises(ValueError, match=r"it\['a'\] is not from state_dict\(\): \$"):
         from_json({"a": value}, "it")

@@ -39,11 +39,11 @@ from gpuload.loader.stats import (
 JPEG = jpeg_bytes(smooth_image(40, 60, 0))
 
 
-def mixed_images(samples: int = 24, kills: int = -1) -> MapDataset:
-    """Return a dataset of JPEGs and, as every fourth sample, an array. Reading sample `kills` ends the process."""
+def mixed_images(samples: int = 24, deadly_index: int = -1) -> MapDataset:
+    """Return a dataset of JPEGs and, as every fourth sample, an array. The sample `deadly_index` ends its process."""
 
     def sample(index: int) -> tuple[Any, int]:
-        if index == kills:
+        if index == deadly_index:
             os._exit(3)
         return (gl.Encoded(JPEG) if index % 4 else gl.Image(np.zeros((40, 60, 3), np.uint8))), index
 
@@ -76,7 +76,7 @@ def test_stats_count_everything_of_an_epoch(workers: int):
         stats = load_all(loader)
         assert (stats.epoch, stats.batches, stats.images) == (0, 6, 24)
         assert (stats.faults.errors, stats.faults.restarts) == (0, 0)
-        assert stats.decode.read_bytes == 18 * len(JPEG) + 6 * 40 * 60 * 3
+        assert stats.decode.read_bytes == 18 * len(JPEG) + 6 * 40 * 60 * 3  # 18 JPEGs and 6 arrays
         assert stats.decode.bytes == 24 * 32 * 32 * 3
         assert sum(stats.decode.counts.values()) == 18
         where = "workers" if workers else "main"
@@ -102,18 +102,18 @@ def test_stats_since_a_snapshot_are_the_difference():
     with make_loader(num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        first = loader.stats()
-        assert first.first_s > 0
+        snapshot = loader.stats()
+        assert snapshot.first_s > 0
         next(iterator)
         next(iterator)
         began = time.perf_counter()
-        second, total = loader.stats(since=first), loader.stats()
+        difference, total = loader.stats(since=snapshot), loader.stats()
         between_s = time.perf_counter() - began
-        assert (first.batches, second.batches, total.batches) == (1, 2, 3)
-        assert second.first_s == 0
-        assert total.seconds == pytest.approx(first.seconds + second.seconds, abs=between_s + 1e-6)
+        assert (snapshot.batches, difference.batches, total.batches) == (1, 2, 3)
+        assert difference.first_s == 0
+        assert total.seconds == pytest.approx(snapshot.seconds + difference.seconds, abs=between_s + 1e-6)
         load_all(loader)
-        assert (loader.stats().epoch, loader.stats().batches, loader.stats(since=first).batches) == (1, 6, 8)
+        assert (loader.stats().epoch, loader.stats().batches, loader.stats(since=snapshot).batches) == (1, 6, 8)
         deadline = time.monotonic() + 60
         while (last := loader.stats()).workers != loader.stats().workers:  # until the worker is idle
             assert time.monotonic() < deadline
@@ -121,9 +121,9 @@ def test_stats_since_a_snapshot_are_the_difference():
     assert (final.batches, final.seconds) == (6, last.seconds)
     assert (final.workers, final.ring.bytes) == (last.workers, last.ring.bytes)
     assert final.part("idle").seconds <= final.seconds
-    assert loader.stats(since=first).batches == 8
+    assert loader.stats(since=snapshot).batches == 8
     next(iter(loader))  # new workers, whose counters begin at 0
-    assert loader.stats(since=first).batches == loader.stats().batches == 1
+    assert loader.stats(since=snapshot).batches == loader.stats().batches == 1
     loader.close()
 
 
@@ -135,7 +135,7 @@ def test_stats_without_persistent_workers_are_available_after_the_epoch():
 
 @pytest.mark.processes
 def test_stats_keep_the_counts_of_a_dead_worker():
-    with make_loader(mixed_images(kills=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
+    with make_loader(mixed_images(deadly_index=9), num_workers=1, chunk_size=1, on_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match="sample 9"):
             stats = load_all(loader)
         assert (stats.images, stats.faults.errors) == (23, 1)
@@ -198,7 +198,7 @@ def test_stats_can_be_read_while_another_thread_is_in_next():
 
 
 def test_counters_subtract_to_the_difference():
-    first = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=np.array([[5, 3], [0, 0]]))
+    earlier = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=np.array([[5, 3], [0, 0]]))
     later = Counters(
         7,
         Counter(batches=5, next_s=0.75, errors=1),
@@ -206,11 +206,11 @@ def test_counters_subtract_to_the_difference():
         Counter({"too large": 2}),
         np.array([[9, 2], [4, 0]]),  # a row read while it was written, and a new worker
     )
-    done = later - first
-    assert (done.session, done.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
-    assert (done.decoded, done.refused) == (Counter(simplejpeg=4), Counter({"too large": 2}))
-    assert done.workers.tolist() == [[4, 0], [4, 0]]
-    assert done.main["images"] == 0
+    difference = later - earlier
+    assert (difference.session, difference.main) == (7, Counter(batches=3, next_s=0.25, errors=1))
+    assert (difference.decoded, difference.refused) == (Counter(simplejpeg=4), Counter({"too large": 2}))
+    assert difference.workers.tolist() == [[4, 0], [4, 0]]
+    assert difference.main["images"] == 0
     everything = later - Counters(7)
     assert (everything.main, everything.workers.tolist()) == (later.main, later.workers.tolist())
 
@@ -298,6 +298,5 @@ def test_stats_in_a_notebook_show_what_they_print():
     table, printed = Cells(stats._repr_html_()), str(stats)
     assert table.rows[0] == ["part", "where", "share", "total", "each", "rate"]
     assert {row[0] for row in table.rows} >= {"read", "decode", "stage", "next()", "ring", "faults"}
-    for row in table.rows:
-        assert all(cell in printed for cell in row)
+    assert [cell for row in table.rows for cell in row if cell not in printed] == []
     assert stats.advice in html.unescape(stats._repr_html_())

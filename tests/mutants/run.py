@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["PATCHES", "ROOT", "apply", "noticed_last", "touched"]
+__all__ = ["PATCHES", "ROOT", "apply", "changed_module", "noticing_file"]
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 PATCHES = {path.stem: path for path in sorted(FOLDER.glob("*.patch"))}
-OTHERS = ("--ignore=tests/project", "--ignore=tests/mutants")
-LIMIT_S = 120  # for one test: a mutant may hang
+IGNORED_FOLDERS = ("--ignore=tests/project", "--ignore=tests/mutants")
+TEST_LIMIT_S = 120  # a mutant may hang
 
 
 def main() -> None:
@@ -54,30 +54,30 @@ def main() -> None:
 
 def apply(name: str, folder: Path, *options: str) -> None:
     """Apply a patch to the files of a folder, which need not be a repository. Raises CalledProcessError if it fails."""
-    outside = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    environment = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     command = ["git", "apply", *options, str(PATCHES[name])]
-    subprocess.run(command, cwd=folder, env={**os.environ, **outside}, check=True, capture_output=True, text=True)
+    subprocess.run(command, cwd=folder, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
 
 
-def touched(name: str) -> Path:
+def changed_module(name: str) -> Path:
     """Return the module that a patch changes, relative to the root."""
     [module] = re.findall(r"^\+\+\+ b/(\S+)", PATCHES[name].read_text(), re.MULTILINE)
     return Path(module)
 
 
 def noticed_by_its_package(name: str) -> tuple[str | None, float]:
-    test, seconds = first_failure(name, [noticed_last(name)])
+    test, seconds = first_failure(name, [noticing_file(name)])
     if test is None:
-        test, more = first_failure(name, list(tests_of(touched(name))))
-        seconds += more
+        test, package_seconds = first_failure(name, list(tests_of(changed_module(name))))
+        seconds += package_seconds
     return test, seconds
 
 
 def noticed_by_all(name: str) -> tuple[str | None, float]:
-    return first_failure(name, ["--numprocesses", "logical", "--maxprocesses", "8", *OTHERS, "tests"])
+    return first_failure(name, ["--numprocesses", "logical", "--maxprocesses", "8", *IGNORED_FOLDERS, "tests"])
 
 
-def noticed_last(name: str) -> str:
+def noticing_file(name: str) -> str:
     """Return the file of tests that the patch names."""
     [path] = re.findall(r"^Noticed by (\S+\.py)\.$", PATCHES[name].read_text(), re.MULTILINE)
     return path
@@ -98,20 +98,9 @@ def tests_of(module: Path) -> Iterator[str]:
 def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
     """Run tests on a mutant. Return the first test that fails, or None, and the time in seconds."""
     shared = os.environ.get("GPULOAD_SHARED", str(ROOT.parent / "shared"))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not exhaustive",
-        f"--timeout={LIMIT_S}",
-    ]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}"]
     with tempfile.TemporaryDirectory(prefix="mutant-") as copy:
-        for path in tracked():
+        for path in list_files():
             target = Path(copy, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / path, target)
@@ -134,7 +123,7 @@ def first_failure(name: str, arguments: list[str]) -> tuple[str | None, float]:
     raise RuntimeError(f"pytest ended with {result.returncode} on {name}:\n{result.stdout}{result.stderr}")
 
 
-def tracked() -> list[str]:
+def list_files() -> list[str]:
     """Return the files of the working tree that git tracks, or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")

@@ -256,6 +256,7 @@ def test_block_shuffle_with_weights_or_a_sampler_raises(options, text):
 
 
 def test_unknown_string_for_shuffle_is_refused():
-    text = "shuffle, unless it is 'block' or a gpuload.BlockShuffle, must be True or False, got 'blocks' (str)"
+    types = "'block', a gpuload.BlockShuffle or a gpuload.Buckets"
+    text = f"shuffle, unless it is {types}, must be True or False, got 'blocks' (str)"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         make_loader(BlockDataset(9), shuffle="blocks")

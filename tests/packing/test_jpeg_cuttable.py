@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers import lacking
 from helpers.generated_images import encode
-from helpers.jpeg_crops import always
-from helpers.jpeg_restarts import header_of, restarted
+from helpers.jpeg_crops import always_cutting
+from helpers.jpeg_restarts import header_of, make_jpeg
 from PIL import Image
 
 from gpuload.datasets.sample import Encoded
@@ -24,7 +24,7 @@ from gpuload.packing.jpeg_cuttable import add_index, make_cuttable
 from gpuload.packing.jpeg_huffman import read_tables
 
 small_limits = mock.patch.multiple("gpuload.packing.jpeg_cuttable", MIN_SCAN_BYTES=1, ALLOWED_BYTES=65_000)
-needs_jpegtran = lacking.mark("jpegtran", shutil.which("jpegtran") is None)
+needs_jpegtran = lacking.mark_missing("jpegtran", shutil.which("jpegtran") is None)
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -69,7 +69,7 @@ def test_make_cuttable_keeps_pixels_and_metadata(options):
     jpeg = encode(blurred_noise(240, 320), "JPEG", quality=70, **metadata, **options)
     cuttable = make_cuttable(jpeg + b"another picture")
     assert is_cuttable(cuttable, header_of(cuttable))
-    with always:
+    with always_cutting:
         assert cut(cuttable, header_of(cuttable), (100, 100, 60, 60)) is not None
     np.testing.assert_array_equal(decode(cuttable), decode(jpeg))
     with Image.open(io.BytesIO(cuttable)) as image:
@@ -167,7 +167,7 @@ def test_add_index_keeps_coded_data_metadata_and_tables():
 
 
 def test_add_index_adds_codes_that_a_table_lacks():
-    jpeg = restarted("4:2:0", (6, 4), 0, content="few")
+    jpeg = make_jpeg("4:2:0", (6, 4), content="few")
     with small_limits:
         indexed = add_index(jpeg, header_of(jpeg))
     tables, indexed_tables = (read_tables(data, header_of(data))[0] for data in (jpeg, indexed))
@@ -180,7 +180,7 @@ def test_add_index_adds_codes_that_a_table_lacks():
 def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
     grids = []
     for size in (20, 40, 80):
-        jpeg = restarted("4:4:4", (size, size), 0)
+        jpeg = make_jpeg("4:4:4", (size, size))
         grids.append(find_grid(indexed := add_index(jpeg, header_of(jpeg)), header_of(indexed)))
     with mock.patch("gpuload.packing.jpeg_cuttable.MAX_SEGMENT_BYTES", 10_000):
         limited_jpeg = add_index(jpeg, header_of(jpeg))
@@ -192,7 +192,7 @@ def test_cut_finds_rows_longer_than_65535_bits():
     """Rows of 3000 pixels of noise have so many bits at a high quality."""
     jpeg = encode(noise(16, 3000), "JPEG", quality=95, subsampling=0)
     indexed = add_index(jpeg, header_of(jpeg))
-    with always:
+    with always_cutting:
         part = cut(indexed, header_of(indexed), (9, 2000, 5, 500))
     top, left, height, width = part.region_tlhw
     np.testing.assert_array_equal(
@@ -218,7 +218,7 @@ def test_add_index_and_cut_survive_any_changed_header(seed):
     rng, indexed_count = np.random.default_rng(seed), 0
     smooth = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((96, 72))
     original = encode(np.asarray(smooth), "JPEG", quality=70, subsampling=seed)
-    with small_limits, always:
+    with small_limits, always_cutting:
         for _ in range(150):
             jpeg = bytearray(original)
             for offset in rng.integers(2, header_of(original).first_scan + 14, 2):  # up to the end of the scan's header

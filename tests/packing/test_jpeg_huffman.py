@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.generated_images import encode
-from helpers.jpeg_restarts import SAMPLINGS, header_of, restarted
+from helpers.jpeg_restarts import SAMPLINGS, header_of, make_jpeg
 from PIL import Image
 
 from gpuload.decode.header import count_mcus, end_of_scan, mcu_layout, scan_start
@@ -61,7 +61,7 @@ def test_read_tables_returns_what_write_tables_wrote():
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("content", ["noise", "smooth", "few"])
 def test_walk_scan_finds_consecutive_blocks_to_the_end(sampling, content):
-    jpeg = restarted(sampling, (7, 5), 0, (3, 2), content=content)
+    jpeg = make_jpeg(sampling, (7, 5), missing_pixels_wh=(3, 2), content=content)
     result = walk(jpeg)
     assert result is not None
     begins, differences = result

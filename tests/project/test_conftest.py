@@ -96,7 +96,8 @@ def test_make_target_does_not_start_without_a_package_that_it_requires(tmp_path:
     assert status == pytest.ExitCode.USAGE_ERROR, output
     assert "make test requires packages that are not installed" in output
     assert ": kornia, scipy." in output
-    assert run_pytest_without(("kornia", "scipy"), tmp_path, *options, GPULOAD_REQUIRE_PACKAGES="")[0] == 0
+    status, output = run_pytest_without(("kornia", "scipy"), tmp_path, *options, GPULOAD_REQUIRE_PACKAGES="")
+    assert status == 0, output
 
 
 @pytest.mark.parametrize("folder", ["stage/dali", "stage/kornia"])
@@ -128,7 +129,8 @@ def test_cuda_marker_without_a_device_skips_or_fails_if_required(
 ) -> None:
     text = "import pytest\n\n@pytest.mark.cuda\ndef test_it():\n    pass\n"
     status, output = run_pytest_on(tmp_path, text, GPULOAD_REQUIRE_CUDA=require, CUDA_VISIBLE_DEVICES="")
-    assert (status, message in output) == (exit_status, True), output
+    assert status == exit_status, output
+    assert message in output, output
 
 
 def test_process_with_a_broken_cuda_context_is_replaced(tmp_path: Path) -> None:

@@ -54,11 +54,11 @@ def first_image(samples):
 def test_batches_and_rings_are_freed_without_the_garbage_collector(no_collector, num_workers, collate_fn):
     transforms = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.ToDtype("float32", True)]
     options = {"transforms": transforms, "num_workers": num_workers, "collate_fn": collate_fn, "device": "cpu"}
-    before = len(mapped_rings())
+    ring_count = len(mapped_rings())
     with gl.Loader(SamplesWithTargets(), 4, **options) as loader:
         references = [
             weakref.ref(leaf) for batch in loader for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)
         ]
-    assert len(references) >= 6
+    assert len(references) >= 6  # a tensor or more of each of the six batches
     assert [reference for reference in references if reference() is not None] == []
-    assert len(mapped_rings()) == before
+    assert len(mapped_rings()) == ring_count

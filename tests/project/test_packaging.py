@@ -24,13 +24,13 @@ ROOT = Path(__file__).parents[2]
 VERSION = gpuload.__version__
 
 
-def run(*command: object, cwd: Path, **variables: str) -> str:
+def run(*command: object, cwd: Path, **further_variables: str) -> str:
     """Run a command without Python's paths to this folder. Return its output."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**environment, **variables},
+        env={**environment, **further_variables},
         capture_output=True,
         text=True,
         timeout=200,
@@ -64,7 +64,7 @@ def test_wheel_has_the_package_and_its_metadata(dist: Path) -> None:
     sources = [*(ROOT / "gpuload").rglob("*.py"), *(ROOT / "gpuload").rglob("*.pyi")]
     expected = {*(path.relative_to(ROOT).as_posix() for path in sources), "gpuload/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == {*expected, "gpuload/inspection/page.html"}, (
-        "the wheel lacks files of the package, or has others: see [tool.hatch] in pyproject.toml"
+        "the wheel lacks files of the package, or has further files: see [tool.hatch] in pyproject.toml"
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [word for word in metadata.get_all("Requires-Dist") or [] if "extra ==" not in word]

@@ -1,4 +1,4 @@
-"""The files, links, commands and extras that pages name exist; each module has a docstring; workflows and hooks."""
+"""The files, links, commands and extras that pages name exist; rules for docstrings, workflows and hooks."""
 
 from __future__ import annotations
 
@@ -19,26 +19,20 @@ DOCS = sorted(
     page for path in ROOT.glob("docs/**/*.md") if not (page := path.relative_to(ROOT).as_posix()).startswith(GENERATED)
 )
 PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "RELEASING.md",
-    "SECURITY.md",
-    "CHANGELOG.md",
-    "benchmarks/README.md",
-    "examples/README.md",
-    *DOCS,
-]
+    "README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md",
+    "examples/README.md", *DOCS,
+]  # fmt: skip
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?|[\w-]+\.(?:md|py|toml|txt|yaml|yml)")
-FOLDERS = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")  # which paths on pages start at
+PATH_ROOTS = (ROOT, PACKAGE, PACKAGE / "stage", PACKAGE / "transforms", ROOT / "examples")
 ELSEWHERE = {"corpus/", "photos/", "test/test_dataloader.py", "test_state_dict.py"}  # files of the user and of PyTorch
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_on_a_page_exist(page):
     paths = {name for name in CODE.findall((ROOT / page).read_text()) if PATH.fullmatch(name)}
-    assert {name for name in paths - ELSEWHERE if not any((folder / name).exists() for folder in FOLDERS)} == set()
+    assert {name for name in paths - ELSEWHERE if not any((folder / name).exists() for folder in PATH_ROOTS)} == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -85,7 +79,7 @@ def test_extras_in_a_file_exist_and_have_one_cuda_version(file):
         assert len({extra[-4:] for extra in extras if re.fullmatch(r".*cu\d\d", extra)}) < 2, extras
 
 
-def test_each_of_nvidias_extras_says_for_which_cuda_it_is():
+def test_extras_with_nvidia_packages_name_their_cuda_version():
     for extra, (*_, requirement) in EXTRAS.items():
         if requirement.startswith("nvidia"):
             assert re.search(r"(?:cu|cuda)(\d\d)", requirement)[1] == re.fullmatch(r".*cu(\d\d)", extra)[1], extra
@@ -111,7 +105,7 @@ def test_architecture_shows_attributes_and_code_that_exist():
     for name, attribute in re.findall(r"`([A-Z]\w*[a-z])\.(\w+)`", ARCHITECTURE):
         assert re.search(rf"\b{attribute}\b", ast.unparse(classes[name])), f"{name}.{attribute}"
     blocks = re.findall(r"<!-- not run: a part of gpuload -->\n *```python\n(.*?)^ *```$", ARCHITECTURE, re.M | re.S)
-    assert blocks
+    assert blocks, "no block is marked as a part of gpuload"
     for block in map(textwrap.dedent, blocks):
         assert any(block in text for text in sources), block
 
@@ -122,7 +116,7 @@ def test_workflow_jobs_set_up_python_before_make_and_name_a_runner(workflow):
     _, *parts = re.split(r"^  ([\w-]+):\n", text, flags=re.MULTILINE)
     jobs = dict(zip(parts[::2], parts[1::2], strict=True))
     commands = {name: re.search(r"run: (?:make|\.ci/run)", steps) for name, steps in jobs.items()}
-    assert any(commands.values())
+    assert any(commands.values()), "no job runs make"
     for name, command in commands.items():
         if command is not None:
             assert "actions/setup-python@" in jobs[name][: command.start()], name

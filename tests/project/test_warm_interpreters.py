@@ -1,4 +1,4 @@
-"""helpers/warm_interpreters.py: forked interpreters behave like fresh ones, to their parent and to their program."""
+"""helpers/warm_interpreters.py: to its parent and its program, a forked interpreter behaves like a fresh one."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ def test_warm_program_has_the_state_of_a_fresh_one(warm_popen, tmp_path, kind):
     command = {"-c": ["-c", PRINT_STATE], "-m": ["-m", "print_state"]}.get(
         kind, [*kind.split()[:-1], "./print_state.py"]
     )
-    reading, writing = os.pipe()
+    reader, writer = os.pipe()
     try:
         options = {
             "cwd": tmp_path,
             "env": {**os.environ, "EXAMPLE": "yes"},
-            "pass_fds": [reading],
+            "pass_fds": [reader],
             "start_new_session": kind == "-m",
         }
         fresh, forked = (
             run_python(popen, [*command, "one", "-x"], **options) for popen in (subprocess.Popen, warm_popen)
         )
     finally:
-        os.close(reading)
-        os.close(writing)
+        os.close(reader)
+        os.close(writer)
     assert fresh == forked
-    assert fresh[0] == 0
+    status, *_ = fresh
+    assert status == 0
 
 
 @pytest.mark.parametrize(
@@ -68,15 +69,17 @@ def test_warm_program_has_the_state_of_a_fresh_one(warm_popen, tmp_path, kind):
 )
 def test_warm_program_ends_like_a_fresh_one(warm_popen, program):
     fresh, forked = (run_python(popen, ["-c", program]) for popen in (subprocess.Popen, warm_popen))
-    assert forked[:2] == fresh[:2]
-    assert forked[2].splitlines()[-1:] == fresh[2].splitlines()[-1:]
+    (*fresh_result, fresh_errors), (*forked_result, forked_errors) = fresh, forked
+    assert forked_result == fresh_result
+    assert forked_errors.splitlines()[-1:] == fresh_errors.splitlines()[-1:]
 
 
 def test_warm_programs_have_torch_and_differing_random_numbers(warm_popen):
     program = "import sys, random; print('torch' in sys.modules, random.random())"
-    first, second = (run_python(warm_popen, ["-c", program])[1].split() for _ in range(2))
-    assert first[0] == second[0] == b"True"
-    assert first[1] != second[1]
+    outputs = [output.split() for _, output, _ in (run_python(warm_popen, ["-c", program]) for _ in range(2))]
+    [(has_torch, random_number), (second_has_torch, second_random_number)] = outputs
+    assert has_torch == second_has_torch == b"True"
+    assert random_number != second_random_number
 
 
 def test_warm_process_can_be_waited_for_and_signaled(warm_popen):
@@ -89,7 +92,7 @@ def test_warm_process_can_be_waited_for_and_signaled(warm_popen):
         os.kill(process.pid, 0)
 
 
-def test_program_with_other_flags_or_hash_seed_is_started_fresh(warm_popen):
+def test_program_with_unsupported_flags_or_a_hash_seed_is_started_fresh(warm_popen):
     program = "import sys; print('torch' in sys.modules)"
     for flags, options in ((["-S"], {}), ([], {"env": {**os.environ, "PYTHONHASHSEED": "5"}})):
         assert run_python(warm_popen, [*flags, "-c", program], **options)[:2] == (0, b"False\n")

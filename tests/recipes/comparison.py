@@ -95,10 +95,10 @@ def images_after(
     if not count:
         return list(images)
     chain, draws = draws_of(transforms, images, view=view)
-    leading = draws.part(0, draws.place_of(count))
-    before = T.Chain(chain.lines[view].transforms[:count])
-    stage = compile_stage(before, device="cpu", backend=backend, ragged="list")
-    results = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading)
+    leading_draws = draws.part(0, draws.place_of(count))
+    leading_chain = T.Chain(chain.lines[view].transforms[:count])
+    stage = compile_stage(leading_chain, device="cpu", backend=backend, ragged="list")
+    results = stage(RaggedImages.from_arrays([np.asarray(image) for image in images]), leading_draws)
     return [Image.fromarray(levels.permute(1, 2, 0).numpy()) for levels in results]
 
 
@@ -111,7 +111,7 @@ def draws_after(draws: T.Program, after: int) -> T.Program:
 
 
 def check_runners(transforms: list[Any], images: Sequence[Image.Image], *, after: int = 0, view: int = 0) -> None:
-    """Check that the runner for batches, which CUDA devices use, is bitwise equal to that for single images.
+    """Check that the runner for batches, which CUDA devices use, is bitwise equal to the runner for single images.
 
     Both begin with the images after the first `after` transforms, since resampled images may differ by a level.
     """
@@ -147,12 +147,12 @@ def check_replay(
             operation with steps, such as solarize, may turn a difference of one level after resampling into 255.
         backend: the backend that runs the recipe.
     """
-    start = images_after(transforms, images, after, view or 0, backend)
-    batch = cached_batch(images, transforms, backend)[0]
+    start_images = images_after(transforms, images, after, view or 0, backend)
+    batch, _labels = cached_batch(images, transforms, backend)
     batch = batch if view is None else batch[view]
     _, draws = draws_of(transforms, images, view=view or 0)
     means, maxima = [], []
-    for row, image in enumerate(start):
+    for row, image in enumerate(start_images):
         [expected] = replay_records(draws_after(draws, after).records, row, image)
         assert batch[row].shape == expected.shape
         differences = levels_apart(batch[row], expected, std)
@@ -163,7 +163,7 @@ def check_replay(
 
 
 def resized_within(backend: str, interpolation: str = "bilinear") -> float:
-    """Return how many levels a resized image may differ from Pillow's: as in parity's table, plus float32 rounding."""
+    """Return how many levels a resized image may differ from Pillow's: the limit of the parity table, plus rounding."""
     name = "RandomResizedCrop" if interpolation == "bilinear" else f"RandomResizedCrop({interpolation})"
     return next(case for case in all_cases() if case.name == name).tolerance(backend).max + 1e-3
 

@@ -36,12 +36,12 @@ def backend(request) -> str:
 
 
 @pytest.fixture(scope="session")
-def few(images) -> list[Image.Image]:
+def small_images(images) -> list[Image.Image]:
     """Small versions of the photographs."""
     return [image.resize((56, 42)) for image in images[:4]]
 
 
 @pytest.fixture
-def pictures(backend, images, few) -> list[Image.Image]:
-    """The photographs for a backend; small ones if kernels are interpreted."""
-    return few[:2] if backend == "fused" else images
+def pictures(backend, images, small_images) -> list[Image.Image]:
+    """The photographs, or two small versions for a backend whose kernels are interpreted."""
+    return small_images[:2] if backend == "fused" else images

@@ -37,10 +37,10 @@ def as_tensor(image: Any) -> torch.Tensor:
 
 def apply_record(record: Record, row: int, leaves: list[Any]) -> list[Any]:
     if record.rows is not None:
-        places = np.flatnonzero(record.rows == row).tolist()
-        if not places:
+        record_rows = np.flatnonzero(record.rows == row).tolist()
+        if not record_rows:
             return leaves
-        [row] = places
+        [row] = record_rows
     match record:
         case Box():
             return [drop_boxes(record, row, apply_box(record, row, leaf), leaf) for leaf in leaves]
@@ -91,24 +91,24 @@ def apply_box(record: Box, row: int, leaf: Any) -> Any:
     if (top, left, height, width) == (0, 0, old_height, old_width):
         return leaf  # no change, not even clamping of boxes
     right, bottom = left + width - old_width, top + height - old_height
-    around = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
-    if any(around):
+    padding = [max(-left, 0), max(-top, 0), max(right, 0), max(bottom, 0)]
+    if any(padding):
         fill = fill_of(record, leaf)
         if isinstance(leaf, Image.Image) and isinstance(fill, list):
             fill = tuple(fill)
-        leaf = F.pad(leaf, around, fill=fill, padding_mode=record.padding_mode)
-    return F.crop(leaf, top + around[1], left + around[0], height, width)
+        leaf = F.pad(leaf, padding, fill=fill, padding_mode=record.padding_mode)
+    return F.crop(leaf, top + padding[1], left + padding[0], height, width)
 
 
-def drop_boxes(record: Box, row: int, leaf: Any, before: Any) -> Any:
+def drop_boxes(record: Box, row: int, leaf: Any, boxes_before: Any) -> Any:
     """Make boxes empty whose centers are outside of RandomIoUCrop's crop, so that SanitizeBoundingBoxes drops them."""
     if record.kept_boxes is None or not isinstance(leaf, tv_tensors.BoundingBoxes):
         return leaf
     top, left, height, width = record.box_tlhw[row].tolist()
-    corners = F.convert_bounding_box_format(before, new_format="CXCYWH")
-    inside = (corners[:, 0] > left) & (corners[:, 0] < left + width)
-    inside &= (corners[:, 1] > top) & (corners[:, 1] < top + height)
-    leaf[~inside] = 0
+    centers = F.convert_bounding_box_format(boxes_before, new_format="CXCYWH")
+    is_inside = (centers[:, 0] > left) & (centers[:, 0] < left + width)
+    is_inside &= (centers[:, 1] > top) & (centers[:, 1] < top + height)
+    leaf[~is_inside] = 0
     return leaf
 
 

@@ -42,16 +42,16 @@ GPULOAD_EVALUATION = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
 
 
 @pytest.fixture
-def small(pictures, backend) -> list[Image.Image]:
+def cifar_images(pictures, backend) -> list[Image.Image]:
     """Photographs of CIFAR's size."""
     return [image.resize((32, 32)) for image in pictures for _ in range(1 if backend == "fused" else 3)]
 
 
-def test_cifar_evaluation_equals_torchvisions(small, backend):
+def test_cifar_evaluation_equals_torchvisions(cifar_images, backend):
     assert T.from_torchvision(EVALUATION) == GPULOAD_EVALUATION
     batch, expected = (
-        gpuload_batch(small, GPULOAD_EVALUATION, len(small), backend=backend),
-        torch_batch(small, EVALUATION, len(small)),
+        gpuload_batch(cifar_images, GPULOAD_EVALUATION, len(cifar_images), backend=backend),
+        torch_batch(cifar_images, EVALUATION, len(cifar_images)),
     )
     assert levels_apart(batch[0], expected[0], STD).max() < 0.001
     assert shape_of(batch) == shape_of(expected)
@@ -66,22 +66,22 @@ def test_cifar_evaluation_equals_torchvisions(small, backend):
     ],
     ids=["plain", "autoaugment", "trivialaugment"],
 )
-def test_cifar_training_equals_torchvisions_for_the_same_draws(small, backend, original_steps, steps):
+def test_cifar_training_equals_torchvisions_for_the_same_draws(cifar_images, backend, original_steps, steps):
     chain = gpuload_train(*steps, erasing=0.5)
     assert T.from_torchvision(torchvision_train(*original_steps, erasing=0.5)) == chain
     # Nothing is resampled before the policies, so limits are those of the table of parity.
     max_mean, max_level = (0.02, 40) if steps else (0.001, 0.001)
-    check_replay(chain, small, max_mean=max_mean, max_level=max_level, std=STD, backend=backend)
+    check_replay(chain, cifar_images, max_mean=max_mean, max_level=max_level, std=STD, backend=backend)
     if backend == "torch":
-        check_runners(chain, small)
-    expected = torch_batch(small, torchvision_train(*original_steps, erasing=0.5), 4)
-    assert shape_of(gpuload_batch(small, chain, 4, backend=backend)) == shape_of(expected)
+        check_runners(chain, cifar_images)
+    expected = torch_batch(cifar_images, torchvision_train(*original_steps, erasing=0.5), 4)
+    assert shape_of(gpuload_batch(cifar_images, chain, 4, backend=backend)) == shape_of(expected)
 
 
 def test_cifar_arrays_give_the_same_batch_as_pillow_images(images):
     """The files of CIFAR contain one uint8 array N×H×W×C."""
-    small = [image.resize((32, 32)) for image in images]
-    arrays = np.stack([np.asarray(image) for image in small])
+    cifar_images = [image.resize((32, 32)) for image in images]
+    arrays = np.stack([np.asarray(image) for image in cifar_images])
     pictures = Pictures(arrays)
-    batch, _ = first_batch(pictures, len(small), gpuload_train())
-    assert torch.equal(batch, gpuload_batch(small, gpuload_train(), len(small))[0])
+    batch, _ = first_batch(pictures, len(cifar_images), gpuload_train())
+    assert torch.equal(batch, gpuload_batch(cifar_images, gpuload_train(), len(cifar_images))[0])

@@ -89,20 +89,20 @@ def test_classification_evaluation_equals_torchvisions(pictures, backend, interp
     sides = side(backend, 232), side(backend, 224)
     original, chain = torchvision_eval(v2.InterpolationMode(interpolation), *sides), gpuload_eval(interpolation, *sides)
     assert T.from_torchvision(original) == chain
-    expected, labels = torch_batch(pictures, original, len(pictures))
-    batch = gpuload_batch(pictures, chain, len(pictures), backend=backend)
-    assert levels_apart(batch[0], expected).max() <= resized_within(backend, interpolation)
-    assert torch.equal(batch[1], labels)
-    assert shape_of(batch) == shape_of([expected, labels])
+    expected, expected_labels = torch_batch(pictures, original, len(pictures))
+    batch, labels = gpuload_batch(pictures, chain, len(pictures), backend=backend)
+    assert levels_apart(batch, expected).max() <= resized_within(backend, interpolation)
+    assert torch.equal(labels, expected_labels)
+    assert shape_of([batch, labels]) == shape_of([expected, expected_labels])
 
 
 @pytest.mark.parametrize("automatic", AUTOMATIC)
 def test_classification_training_equals_torchvisions_for_the_same_draws(pictures, backend, automatic):
-    original, automatic_ = AUTOMATIC[automatic]
+    original, augmentation = AUTOMATIC[automatic]
     size = side(backend, 176)
-    chain = gpuload_train(automatic_, 0.5, size)
+    chain = gpuload_train(augmentation, 0.5, size)
     assert T.from_torchvision(torchvision_train(original, 0.5, size)) == chain
-    if automatic_ is not None:
+    if augmentation is not None:
         # AugMix: sums in float32 and in float64 may be on different sides of an integer. Other policies blend, with the
         # same effect, and a second operation after that enlarges the difference.
         augmix = automatic == "augmix"
@@ -111,40 +111,41 @@ def test_classification_training_equals_torchvisions_for_the_same_draws(pictures
     if backend == "torch":
         check_runners(chain, pictures, after=1)
     # Resampled images may differ by one level, which operations with steps may enlarge.
-    max_level = resized_within(backend) if automatic_ is None else 255
+    max_level = resized_within(backend) if augmentation is None else 255
     check_replay(chain, pictures, max_mean=MAX_MEAN, max_level=max_level, backend=backend)
     count = len(pictures) // 2
     expected = torch_batch(pictures, torchvision_train(original, 0.5, size), count)
     assert shape_of(gpuload_batch(pictures, chain, count, backend=backend)) == shape_of(expected)
 
 
-def test_mixup_or_cutmix_is_the_formula_of_its_draws(images, few, backend):
+def test_mixup_or_cutmix_is_the_formula_of_its_draws(images, small_images, backend):
     """The reference draws one MixUp or CutMix for a collated batch, gpuload one for each sample."""
-    pictures = few if backend == "fused" else images
+    pictures = small_images if backend == "fused" else images
     original = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=CLASSES), v2.CutMix(alpha=1.0, num_classes=CLASSES)])
     mixing = T.RandomChoice([T.MixUp(alpha=0.2, num_classes=CLASSES), T.CutMix(alpha=1.0, num_classes=CLASSES)])
-    plain, original_plain = gpuload_train(size=side(backend, 176)), torchvision_train(size=side(backend, 176))
-    chain = [*plain, mixing]
-    assert T.from_torchvision([*original_plain.transforms, original]) == chain
+    size = side(backend, 176)
+    unmixed_chain, original_chain = gpuload_train(size=size), torchvision_train(size=size)
+    chain = [*unmixed_chain, mixing]
+    assert T.from_torchvision([*original_chain.transforms, original]) == chain
     mixed, labels = gpuload_batch(pictures, chain, len(pictures), backend=backend)
     _, draws = draws_of(chain, pictures)
-    records = draws.part(draws.place_of(1), draws.place_of(len(plain))).records
+    records = draws.part(draws.place_of(1), draws.place_of(len(unmixed_chain))).records
     unmixed = [
         replay_records(records, row, image)[0]
         for row, image in enumerate(images_after(chain, pictures, 1, backend=backend))
     ]
     _check_mixed(draws.mix, unmixed, mixed, labels)
     loader = DataLoader(
-        Pictures(pictures, original_plain), len(pictures), collate_fn=lambda rows: original(*default_collate(rows))
+        Pictures(pictures, original_chain), len(pictures), collate_fn=lambda rows: original(*default_collate(rows))
     )
     expected = next(iter(loader))
-    assert shape_of([mixed, labels])[1] == shape_of(list(expected))[1]
+    assert shape_of([mixed, labels]) == shape_of(list(expected))
 
 
 def _check_mixed(mix, unmixed, mixed, labels) -> None:
     """Check λ · image + (1 − λ) · partner for MixUp, and a box pasted from the partner for CutMix."""
     kinds = set()
-    for row, share in enumerate(mix.share.tolist()):
+    for row, weight in enumerate(mix.share.tolist()):
         partner = row ^ 1
         top, left, height, width = mix.box_tlhw[row].tolist()
         expected = unmixed[row].clone()
@@ -153,13 +154,13 @@ def _check_mixed(mix, unmixed, mixed, labels) -> None:
             expected[box] = unmixed[partner][box]
             kinds.add("CutMix")
         else:
-            expected = share * unmixed[row] + (1 - share) * unmixed[partner]
+            expected = weight * unmixed[row] + (1 - weight) * unmixed[partner]
             kinds.add("MixUp")
-        assert levels_apart(mixed[row], expected).max() <= 1.1
-        soft = torch.zeros(CLASSES)
-        soft[row % 5] += share
-        soft[partner % 5] += 1 - share
-        torch.testing.assert_close(labels[row], soft)
+        assert levels_apart(mixed[row], expected).max() <= 1.1  # resampled images may differ by one level
+        expected_labels = torch.zeros(CLASSES)
+        expected_labels[row % 5] += weight
+        expected_labels[partner % 5] += 1 - weight
+        torch.testing.assert_close(labels[row], expected_labels)
     assert kinds == {"CutMix", "MixUp"}
 
 

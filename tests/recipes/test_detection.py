@@ -83,17 +83,20 @@ def test_from_torchvision_converts_the_detection_preset():
 
 
 @pytest.mark.parametrize("format_name", ["XYWH", "CXCYWH"])
-def test_detection_training_equals_torchvisions_for_other_box_formats(images, format_name):
-    assert check_training(images, "torch", format_name)  # some boxes were dropped
+def test_detection_training_equals_torchvisions_for_boxes_with_width_and_height(images, format_name):
+    dropped = check_training(images, "torch", format_name)
+    assert dropped > 0, "no box was dropped, so dropping was not tested"
 
 
 def test_detection_training_equals_torchvisions_for_the_same_draws(pictures, backend):
-    assert check_training(pictures, backend, "XYXY") or backend == "fused"  # small images have few boxes
+    dropped = check_training(pictures, backend, "XYXY")
+    if backend != "fused":  # the two small images for kernels lose no box
+        assert dropped > 0, "no box was dropped, so dropping was not tested"
 
 
 def check_training(images, backend: str, format_name: str) -> int:
     """Check a batch with torchvision's functions, and return how many boxes both dropped."""
-    images_, targets = detection_batch(images, RECIPE, backend, format_name=format_name)
+    batch_images, targets = detection_batch(images, RECIPE, backend, format_name=format_name)
     scenes, chain = Scenes(images, format_name=format_name), T.Chain(RECIPE)
     corners = [
         v2.functional.convert_bounding_box_format(scenes[row][1]["boxes"], new_format="XYXY").double().numpy()
@@ -104,32 +107,33 @@ def check_training(images, backend: str, format_name: str) -> int:
     dropped = 0
     for row, image in enumerate(images):
         _, target = scenes[row]
-        leaves = [image, target["boxes"]]
+        boxes = target["boxes"]
         for record in draws.records:
             if isinstance(record, Reformat):
-                leaves[1] = v2.functional.convert_bounding_box_format(leaves[1], new_format="XYXY")
+                boxes = v2.functional.convert_bounding_box_format(boxes, new_format="XYXY")
             elif isinstance(record, Tidy):
-                leaves[0], tidied = v2.SanitizeBoundingBoxes()(leaves[0], {**target, "boxes": leaves[1]})
+                image, tidied = v2.SanitizeBoundingBoxes()(image, {**target, "boxes": boxes})
             else:
-                leaves = apply_record(record, row, leaves)
+                image, boxes = apply_record(record, row, [image, boxes])
         torch.testing.assert_close(targets[row]["boxes"], tidied["boxes"].as_subclass(torch.Tensor), atol=2e-3, rtol=0)
         assert torch.equal(targets[row]["labels"], tidied["labels"])
         dropped += len(target["labels"]) - len(tidied["labels"])
-        assert images_[row].shape == leaves[0].shape
-        levels = (images_[row].double() - leaves[0]).abs() * 255
+        assert batch_images[row].shape == image.shape
+        errors_in_levels = (batch_images[row].double() - image).abs() * 255
         # Nothing is resampled, but hues have 8 bits, and contrast enlarges their rounding.
-        assert levels.max() <= 20
-        assert levels.mean() <= 0.6
+        assert errors_in_levels.max() <= 20
+        assert errors_in_levels.mean() <= 0.6
     return dropped
 
 
 def test_detection_batch_has_the_types_and_shapes_of_torchvisions(images):
-    expected = next(iter(DataLoader(Scenes(images, ORIGINAL), len(images), collate_fn=collate_lists)))
+    loader = DataLoader(Scenes(images, ORIGINAL), len(images), collate_fn=collate_lists)
+    expected_images, expected_targets = next(iter(loader))
     batch_images, targets = detection_batch(images, RECIPE)
-    assert [type(image) for image in batch_images] == [type(image) for image in expected[0]]
-    assert [image.dtype for image in batch_images] == [image.dtype for image in expected[0]]
-    assert [list(target) for target in targets] == [list(target) for target in expected[1]]
-    for target, expected_target in zip(targets, expected[1], strict=True):
+    assert [type(image) for image in batch_images] == [type(image) for image in expected_images]
+    assert [image.dtype for image in batch_images] == [image.dtype for image in expected_images]
+    assert [list(target) for target in targets] == [list(target) for target in expected_targets]
+    for target, expected_target in zip(targets, expected_targets, strict=True):
         for name in ("boxes", "labels"):
             assert target[name].dtype == expected_target[name].dtype
             assert target[name].shape[1:] == expected_target[name].shape[1:]
@@ -137,25 +141,25 @@ def test_detection_batch_has_the_types_and_shapes_of_torchvisions(images):
 
 
 def test_detection_evaluation_equals_torchvisions(pictures, backend):
-    images = pictures
-    expected = next(iter(DataLoader(Scenes(images, EVALUATION), len(images), collate_fn=collate_lists)))
-    batch_images, targets = detection_batch(images, T.from_torchvision(EVALUATION), backend)
-    assert shape_of([list(batch_images), list(targets)])[1][0] == shape_of([list(expected[0]), []])[1][0]
-    for actual, wanted in zip(batch_images, expected[0], strict=True):
-        torch.testing.assert_close(actual, wanted)
-    for actual, wanted in zip(targets, expected[1], strict=True):
-        assert torch.equal(actual["boxes"], wanted["boxes"].as_subclass(torch.Tensor))
-        assert torch.equal(actual["labels"], wanted["labels"])
+    loader = DataLoader(Scenes(pictures, EVALUATION), len(pictures), collate_fn=collate_lists)
+    expected_images, expected_targets = next(iter(loader))
+    batch_images, targets = detection_batch(pictures, T.from_torchvision(EVALUATION), backend)
+    assert shape_of(list(batch_images)) == shape_of(list(expected_images))
+    for image, expected_image in zip(batch_images, expected_images, strict=True):
+        torch.testing.assert_close(image, expected_image)
+    for target, expected_target in zip(targets, expected_targets, strict=True):
+        assert torch.equal(target["boxes"], expected_target["boxes"].as_subclass(torch.Tensor))
+        assert torch.equal(target["labels"], expected_target["labels"])
 
 
 @pytest.mark.usefixtures("warm_torchvision")
 def test_detection_batches_are_the_same_with_workers_and_after_resume(images):
-    def loader(workers) -> gl.Loader:
+    def make_loader(workers) -> gl.Loader:
         options = {"shuffle": True, "transforms": RECIPE, "ragged": "list", "seed": SEED, "num_workers": workers}
         return cpu_loader(Scenes(images), 2, **options)
 
-    expected = list(loader(0))
-    with loader(2) as first, loader(1) as second:
-        batch = next(iter(first))
-        second.load_state_dict(first.state_dict())
-        assert alike([batch, *second], expected)
+    expected = list(make_loader(0))
+    with make_loader(2) as interrupted, make_loader(1) as resumed:
+        batch = next(iter(interrupted))
+        resumed.load_state_dict(interrupted.state_dict())
+        assert alike([batch, *resumed], expected)

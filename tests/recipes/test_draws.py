@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parity.case import BATCHES, RUNS
-from parity.usable import why_not
+from parity.usable import unusable_reason
 from recipes.comparison import IMAGENET_MEAN, IMAGENET_STD, Pictures
 
 import gpuload as gl
@@ -56,22 +56,23 @@ def comparable(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_draws_are_the_same_on_all_backends(images, monkeypatch, name):
-    seen_draws: list[Any] = []
+    recorded_draws: list[Any] = []
     call = Stage.__call__
 
-    def record_draws(stage, images_, draws, **options_):
-        seen_draws.append(comparable(draws))
-        return call(stage, images_, draws, **options_)
+    def record_draws(stage, stage_images, draws, **stage_options):
+        recorded_draws.append(comparable(draws))
+        return call(stage, stage_images, draws, **stage_options)
 
     monkeypatch.setattr(Stage, "__call__", record_draws)
-    small = Pictures([image.resize((32, 24)) for image in images[:4]])
+    small_pictures = Pictures([image.resize((32, 24)) for image in images[:4]])
     draws_by_backend = {}
-    for backend in [run for run in RUNS if run != BATCHES and why_not(run) is None]:
-        seen_draws.clear()
+    for backend in [run for run in RUNS if run != BATCHES and unusable_reason(run) is None]:
+        recorded_draws.clear()
         options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 3, "shuffle": True}
-        with gl.Loader(small, 2, transforms=RECIPES[name], backend=backend, **options) as loader:
+        with gl.Loader(small_pictures, 2, transforms=RECIPES[name], backend=backend, **options) as loader:
             labels = [batch[1].tolist() for batch in loader]
-        draws_by_backend[backend] = sorted(seen_draws, key=repr), labels
-    assert len(draws_by_backend["torch"][0]) == (4 if name == "views" else 2)
-    for backend, draws_ in draws_by_backend.items():
-        assert draws_ == draws_by_backend["torch"], backend
+        draws_by_backend[backend] = sorted(recorded_draws, key=repr), labels
+    draws, _ = draws_by_backend["torch"]
+    assert len(draws) == (4 if name == "views" else 2)  # two batches, of two views each
+    for backend, draws_and_labels in draws_by_backend.items():
+        assert draws_and_labels == draws_by_backend["torch"], backend

@@ -60,7 +60,7 @@ class Gain(T.Custom):
 CHAINS = {
     "nothing": [T.CenterCrop(32)],
     "geometry": [T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.RandomRotation(20, fill=9)],
-    "own": [T.RandomCrop(32), T.ToDtype("float32", scale=True), T.RandomApply([Gain()])],
+    "custom": [T.RandomCrop(32), T.ToDtype("float32", scale=True), T.RandomApply([Gain()])],
     "mixed": [
         T.RandomResizedCrop(32),
         T.ToDtype("float32", scale=True),
@@ -79,18 +79,18 @@ def batches(make, transforms, **options):
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("scenes", "chain"),
-    [*((scenes, "geometry") for scenes in SCENES), ("uint8", "nothing"), ("uint16", "own"), ("float32", "mixed")],
+    [*((scenes, "geometry") for scenes in SCENES), ("uint8", "nothing"), ("uint16", "custom"), ("float32", "mixed")],
 )
 def test_pixels_of_any_format_do_not_depend_on_workers_or_batch_size(scenes, chain):
-    images_ = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain])])
+    all_images = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain])])
     for options in ({"num_workers": 2}, {"num_workers": 2, "batch_size": 10}):
-        others = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain], **options)])
-        assert torch.equal(images_, others)
-    first = SCENES[scenes](0)
-    dtype = torch.uint16 if isinstance(first, gl.Encoded) else getattr(torch, first.hwc.dtype.name)
-    assert images_.dtype == (torch.float32 if chain in ("own", "mixed") else dtype)
-    assert images_.shape == (COUNT, 1 if isinstance(first, gl.Encoded) else CHANNELS, 32, 32)
-    assert len(images_.flatten(1).float().mean(1).unique()) > COUNT // 2
+        images_with_options = torch.cat([images for images, _ in batches(SCENES[scenes], CHAINS[chain], **options)])
+        assert torch.equal(all_images, images_with_options)
+    first_scene = SCENES[scenes](0)
+    dtype = torch.uint16 if isinstance(first_scene, gl.Encoded) else getattr(torch, first_scene.hwc.dtype.name)
+    assert all_images.dtype == (torch.float32 if chain in ("custom", "mixed") else dtype)
+    assert all_images.shape == (COUNT, 1 if isinstance(first_scene, gl.Encoded) else CHANNELS, 32, 32)
+    assert len(all_images.flatten(1).float().mean(1).unique()) > COUNT // 2, "most images are the same"
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
@@ -109,8 +109,9 @@ def test_float_images_in_a_ring_smaller_than_a_batch_are_unchanged():
     """Parts that are moved out of a full ring are merged in memory in which each part is aligned."""
     expected = batches(lambda i: gl.Image(pixels(i, "float32", 3)), [T.CenterCrop(40)], batch_size=22)
     options = {"batch_size": 22, "num_workers": 1, "ring_bytes": 1 << 20}
-    batch = batches(lambda i: (gl.Image(pixels(i, "float32", 3)), b"odd" * 7), [T.CenterCrop(40)], **options)
-    assert torch.equal(batch[0][0][0], expected[0][0])
+    with_bytes = batches(lambda i: (gl.Image(pixels(i, "float32", 3)), b"odd" * 7), [T.CenterCrop(40)], **options)
+    [((images, _bytes), _numbers)], [(expected_images, _)] = with_bytes, expected
+    assert torch.equal(images, expected_images)
 
 
 def test_two_images_of_a_sample_keep_their_dtypes_and_share_draws():
@@ -161,7 +162,7 @@ def test_random_rotate90_equals_numpys_rot90(scenes):
         for image, i in zip(images, numbers.tolist(), strict=True):
             dtype, channels = scenes.split()[0], 1 if "PNG" in scenes else CHANNELS
             rotated = [np.rot90(pixels(i, dtype, channels), turns) for turns in range(4)]
-            same = [np.array_equal(image.permute(1, 2, 0).numpy(), expected) for expected in rotated]
-            assert sum(same) == 1
-            turns_seen.add(same.index(True))
+            is_equal = [np.array_equal(image.permute(1, 2, 0).numpy(), expected) for expected in rotated]
+            assert sum(is_equal) == 1
+            turns_seen.add(is_equal.index(True))
     assert turns_seen == {0, 1, 2, 3}

@@ -30,7 +30,7 @@ v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
 FILL = {tv_tensors.Image: 0, tv_tensors.Mask: 255}
 DTYPES = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
 END = [v2.ToDtype(DTYPES, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD), v2.ToPureTensor()]
-OUR_END = [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+GPULOAD_END = [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
 
 
 def training(backend: str = "torch"):
@@ -47,14 +47,14 @@ def training(backend: str = "torch"):
         T.RandomResize(min_size=min_size, max_size=max_size),
         T.RandomHorizontalFlip(0.5),
         T.RandomCrop(size, pad_if_needed=True, fill={gl.Image: 0, gl.Mask: 255}),
-        *OUR_END,
+        *GPULOAD_END,
     ]
     return v2.Compose(original), chain
 
 
 def evaluation(backend: str = "torch"):
     size = side(backend, 240), side(backend, 320)
-    return v2.Compose([v2.Resize(size), v2.ToImage(), *END]), [T.Resize(size), *OUR_END]
+    return v2.Compose([v2.Resize(size), v2.ToImage(), *END]), [T.Resize(size), *GPULOAD_END]
 
 
 def palette_mask(image: Image.Image, seed: int) -> Image.Image:
@@ -119,8 +119,8 @@ def test_segmentation_evaluation_equals_torchvisions(pictures, backend):
     batch = segmentation_batch(images, chain, backend)
     assert shape_of(batch) == shape_of(expected)
     assert levels_apart(batch[0], expected[0]).max() <= resized_within(backend)
-    # For a mask, torchvision takes the pixel at the upper left, gpuload (like Pillow) the nearest, so that borders of
-    # regions may differ by one pixel.
+    # For a mask, torchvision takes the pixel at the upper left, and gpuload (like Pillow) the nearest pixel, so borders
+    # of regions may differ by one pixel.
     assert (batch[1] != expected[1]).float().mean() < 0.02
     for mask, image, row in zip(batch[1], images, range(len(images)), strict=True):
         nearest = palette_mask(image, row).resize(chain[0].size[::-1], Image.Resampling.NEAREST)
@@ -136,14 +136,14 @@ def test_segmentation_training_equals_torchvisions_for_the_same_draws(pictures, 
     torch_batch = next(iter(DataLoader(TorchScenes(images, original), len(images))))
     assert shape_of([batch_images, masks]) == shape_of(torch_batch)
     _, draws = draws_of(recipe, images)
-    padded = 0
+    padded_count = 0
     for row, image in enumerate(images):
         tv_mask = tv_tensors.Mask(torch.from_numpy(np.array(palette_mask(image, row))))
         expected, mask = replay_records(draws.records, row, image, tv_mask)
         assert levels_apart(batch_images[row], expected).max() <= resized_within(backend)
         outside = mask == 255
         assert torch.equal(masks[row] == 255, outside)
-        padded += int(outside.any())
+        padded_count += int(outside.any())
         assert (masks[row] != mask).float().mean() < 0.03
         assert set(masks[row].unique().tolist()) <= {*np.unique(np.array(palette_mask(image, row))).tolist(), 255}
-    assert padded  # some images were smaller than the crop
+    assert padded_count > 0, "no image was smaller than the crop, so padding was not tested"

@@ -27,7 +27,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 
 
 class Views:
-    """A transform to several views of an image, as scripts for self-supervised training have it."""
+    """A transform that returns several views of an image, as in scripts for self-supervised training."""
 
     def __init__(self, *views) -> None:
         self.views = views
@@ -75,7 +75,7 @@ GPULOAD_END = [T.ToDtype("float32", scale=True), T.Normalize(IMAGENET_MEAN, IMAG
 
 
 def dino_views(library, end: list, backend: str = "torch") -> list[list]:
-    """Return all ten views of DINO, or four if kernels are interpreted. The first is blurred, the second rarely."""
+    """Return DINO's ten views, or four if kernels are interpreted. The first is always blurred, the second rarely."""
     wide, local = ((side(backend, size), scale) for size, scale in (GLOBAL, LOCAL))
     return [
         dino(library, *wide, 1.0, 0, end),
@@ -124,7 +124,8 @@ def test_dino_batch_has_the_shapes_of_torchvisions_and_distinct_views(images):
     assert shape_of(batch) == shape_of(torch_batch(images, DINO, len(images)))
     assert [view.shape[-1] for view in batch[0]] == [112] * 2 + [48] * 8
     for first in range(2, 10):
-        assert all(not torch.equal(batch[0][first], batch[0][second]) for second in range(first))
+        for second in range(first):
+            assert not torch.equal(batch[0][first], batch[0][second]), (first, second)
 
 
 def test_dino_batches_of_files_are_the_same_with_and_without_workers(jpeg_folder):

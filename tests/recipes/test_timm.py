@@ -73,8 +73,8 @@ def test_timm_evaluation_of_a_models_config_equals_timms(images):
     assert ((batch[0] - expected[0]).abs() * std).max() <= 2
 
 
-# Arguments of timm, and the greatest mean and maximum of differences in levels. The mean for contrast may be rounded to
-# another level; hues have 8 bits; a blend may be on the other side of an integer.
+# Arguments of timm, and limits of the mean and the maximum of differences in levels. The mean for contrast may be
+# rounded to another level; hues have 8 bits; a blend may be on the other side of an integer.
 TRAINING = {
     "jitter": ({"interpolation": "random"}, 0.5, 3),
     "rand-m9-mstd0.5-inc1": ({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "re_count": 3}, 0.02, 40),
@@ -102,14 +102,14 @@ def test_timm_training_equals_timms_for_the_same_draws(pictures, backend, name):
 @pytest.mark.parametrize("mode", ["pixel", "rand"])
 def test_timm_erasing_changes_only_its_box(images, mode):
     """Random values are in units of the normalized image; other pixels do not change."""
-    plain = gpuload_batch(images, T.from_timm(SMALL, True), len(images))[0]
+    unerased = gpuload_batch(images, T.from_timm(SMALL, True), len(images))[0]
     erased = gpuload_batch(images, T.from_timm(SMALL, True, re_prob=1.0, re_mode=mode), len(images))[0]
-    changed = erased[(plain != erased).expand_as(erased)]
-    assert 0.01 < len(changed) / erased.numel() < 0.4
+    changed_values = erased[(unerased != erased).expand_as(erased)]
+    assert 0.01 < len(changed_values) / erased.numel() < 0.4  # as timm's default: boxes of 2% to 33% of an image
     if mode == "pixel":
-        assert abs(float(changed.mean())) < 0.02
-        assert abs(float(changed.std()) - 1) < 0.02
+        assert abs(float(changed_values.mean())) < 0.02
+        assert abs(float(changed_values.std()) - 1) < 0.02
     else:
-        for plain_image, erased_image in zip(plain, erased, strict=True):
-            for before, channel in zip(plain_image, erased_image, strict=True):
-                assert len(channel[before != channel].unique()) == 1
+        for unerased_image, erased_image in zip(unerased, erased, strict=True):
+            for unerased_channel, channel in zip(unerased_image, erased_image, strict=True):
+                assert len(channel[unerased_channel != channel].unique()) == 1

@@ -37,7 +37,7 @@ from gpuload.ring.ring import (
 
 ALLOWED_CPUS = frozenset(os.sched_getaffinity(0))
 LAST_CPU = frozenset({max(ALLOWED_CPUS)})
-needs_two_cpus = lacking.mark("two CPUs", len(ALLOWED_CPUS) < 2)
+needs_two_cpus = lacking.mark_missing("two CPUs", len(ALLOWED_CPUS) < 2)
 POPULATE = 23  # MADV_POPULATE_WRITE
 PAGE = mmap.PAGESIZE
 
@@ -49,7 +49,7 @@ def can_populate() -> bool:
     return False
 
 
-needs_populate = lacking.mark("MADV_POPULATE_WRITE", not can_populate())
+needs_populate = lacking.mark_missing("MADV_POPULATE_WRITE", not can_populate())
 
 
 @pytest.fixture

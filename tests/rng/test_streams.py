@@ -1,4 +1,4 @@
-"""The register of lanes and positions, which are disjoint, so that no two users draw the same number."""
+"""The lanes and positions that are registered are disjoint, so that no two users draw the same number."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpuload.rng import streams
 
 LANES = (
     *("TRANSFORMS", "GENERATORS", "SUBSTITUTES", "SAMPLE_RNG", "SHARDS", "SHUFFLE_BUFFER", "WINDOWS", "WITHIN_WINDOWS"),
-    *("SHORT_BLOCK", "MIXED_BLOCKS", "MIXED_DATASETS", "MIXED_PERMUTATIONS", "MODULE", "ORDER"),
+    *("SHORT_BLOCK", "MIXED_BLOCKS", "MIXED_DATASETS", "MIXED_PERMUTATIONS", "BUCKETS", "BATCHES", "MODULE", "ORDER"),
 )
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
-def test_lanes_and_positions_of_this_test_are_all_of_the_register():
+def test_lanes_and_positions_above_are_all_that_are_registered():
     assert sorted(streams.__all__) == sorted(LANES + POSITIONS), "add the new name to LANES or POSITIONS above"
 
 

@@ -19,10 +19,10 @@ from gpuload.decode.jpeg import SimpleJpeg
 from gpuload.stage.decode import choose
 from gpuload.stage.decode.backend import EncodedRegion, OutOfDeviceMemory, Pixels, Refusal
 
-__all__ = ["ENGINE", "OTHER", "FakeDecoder", "decoding_with"]
+__all__ = ["ENGINE", "FALLBACK", "FakeDecoder", "decoding_with"]
 
 ENGINE: Final = "fake (JPEG engine)"
-OTHER: Final = "fake (GPU)"
+FALLBACK: Final = "fake (GPU)"  # decodes the images that the engine does not
 
 
 class Owner(np.ndarray):
@@ -53,7 +53,7 @@ class FakeDecoder:
         regions: bool = False,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        self.names = (ENGINE, OTHER) if engine else (OTHER,)
+        self.names = (ENGINE, FALLBACK) if engine else (FALLBACK,)
         self.note = "" if engine else "no JPEG engine: this one has none"
         self.calls: list[int] = []
         self.closed = False
@@ -86,12 +86,12 @@ class FakeDecoder:
         data = source.data.tobytes()
         header = scan_markers(data)
         assert header is not None
-        if why := self._refuses(data):
-            return Refusal(why)
+        if reason := self._refuses(data):
+            return Refusal(reason)
         region = source.region_tlhw if self.decodes_regions else (0, 0, header.height, header.width)
-        pixels, complaint = self._jpeg.decode(data, header, source.grey, region)
+        pixels, message = self._jpeg.decode(data, header, source.grey, region)
         if pixels is None:
-            return Refusal(complaint)
+            return Refusal(message)
         name = self.names[0] if source.width > source.height else self.names[-1]
         top, left, height, width = source.region_tlhw
         if self.decodes_regions:

@@ -12,7 +12,7 @@ from helpers.cut_batches import cut_batch
 from simulated.decoder import decoding_with
 from simulated.running import OPTIONS, assert_equal, assert_equal_on_device, epochs, on_cpu, run_loop
 from simulated.runtime import SimulatedCuda
-from simulated.samples import CHAIN, LARGE, encoded_samples, options, photographs, samples
+from simulated.samples import CHAIN, LARGE, encoded_samples, noise_images, options, samples
 from simulated.user_modules import MODULES, collated, collated_numbers, iterated_by_a_thread, shifted, with_a_constant
 
 import gpuload as gl
@@ -20,8 +20,8 @@ from gpuload.stage import compile_stage
 from gpuload.transforms import Chain
 
 
-def plain(cuda: SimulatedCuda) -> None:
-    """Use small chunks, so that slots are reused, and allow no unexpected wait."""
+def small_chunks(cuda: SimulatedCuda) -> None:
+    """Load chunks of two samples, so that slots are reused, and allow no unexpected wait."""
     loader_options = options(chunk_size=2, info=True)
     run = run_loop(epochs(loader_options | {"device": "cuda"}), cuda)
     assert_equal(run.values, on_cpu(loader_options))
@@ -42,7 +42,7 @@ def many_batches(cuda: SimulatedCuda) -> None:
             images.sum()
             del images, _
             reserved.append(cuda.reserved_bytes())
-    assert reserved[-1] == reserved[9]
+    assert reserved[-1] == reserved[9], "memory still grows after ten batches"
 
 
 def closed_early(cuda: SimulatedCuda) -> None:
@@ -86,7 +86,7 @@ def fuses_on_other_device(cuda: SimulatedCuda) -> None:
 
 def augments(cuda: SimulatedCuda) -> None:
     """Augment floats on the device and in page-locked memory, on a stream of the consumer."""
-    floats, expected = photographs() / 255, gl.Augment(CHAIN, device="cpu", backend="torch")
+    floats, expected = noise_images() / 255, gl.Augment(CHAIN, device="cpu", backend="torch")
     module, stream = gl.Augment(CHAIN, device="cuda", backend="torch"), cuda.stream()
     with cuda.on(stream):
         module(floats)  # creates the stage
@@ -97,13 +97,13 @@ def augments(cuda: SimulatedCuda) -> None:
     stream.synchronize()
     on_host = [cuda.on_host(images) for images in clones]
     with in_batches():
-        assert_equal(on_host, [expected(floats) for _ in range(3)][1:])
+        assert_equal(on_host, [expected(floats) for _ in range(3)][1:])  # the first batch created the stage
     assert waits == []
 
 
 def augments_by_kernels(cuda: SimulatedCuda) -> None:
     """Cut small crops of large images, which takes little memory."""
-    module, images = gl.Augment(CHAIN, backend="fused"), photographs(*LARGE).to("cuda:0")
+    module, images = gl.Augment(CHAIN, backend="fused"), noise_images(*LARGE).to("cuda:0")
     module(images[:, :, :20, :20])  # creates the stage
     before = cuda.reserved_bytes()
     module(images)
@@ -116,7 +116,7 @@ def with_tensor_of_thread(cuda: SimulatedCuda) -> None:
 
 Loop = Callable[[SimulatedCuda], None]
 # The loops that no other test runs without a mutant.
-LOOPS = (plain, many_batches, in_small_ring, decodes, fuses_on_other_device, augments, augments_by_kernels)
+LOOPS = (small_chunks, many_batches, in_small_ring, decodes, fuses_on_other_device, augments, augments_by_kernels)
 MODULE_LOOPS: dict[str, Callable[[str], list[torch.Tensor]]] = {
     **{transforms.__name__: partial(shifted, transforms=transforms) for transforms in MODULES},
     "collated": collated,

@@ -22,7 +22,7 @@ import torch
 __all__ = ["DIRECTED", "POLICIES", "Event", "HostWait", "Machine", "Stream", "where_the_host_waits"]
 
 CUDA: Final = 1  # torch's number of this device type
-HOMES: Final = (Path(__file__).parent, Path(__file__).parent.parent / "fakecuda")
+MODEL_FOLDERS: Final = (Path(__file__).parent, Path(__file__).parent.parent / "fakecuda")
 
 
 class Stream:
@@ -47,14 +47,14 @@ class Stream:
         """Run one operation; return False if there is none, or if the stream waits for an event."""
         if not self.queue:
             return False
-        first = self.queue[0]
-        if isinstance(first, Event):
-            if not first.happened:
+        operation = self.queue[0]
+        if isinstance(operation, Event):
+            if not operation.happened:
                 return False
             self.queue.popleft()
         else:
             self.queue.popleft()
-            first()
+            operation()
         return True
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -140,7 +140,7 @@ class Machine:
     """
 
     def __init__(self, policy: str, *, seed: int = 0, devices: int = 2) -> None:
-        self._goes_ahead = POLICIES[policy]
+        self._runs_ahead = POLICIES[policy]
         self._random = random.Random(seed) if policy == "random" else None
         self._current = threading.local()
         self.lock = threading.RLock()
@@ -208,8 +208,8 @@ class Machine:
             for _ in range(self._random.randrange(4)):
                 self._step(self._random.choice(self.streams))
             return
-        ahead = [stream for stream in self.streams if self._goes_ahead(stream)]
-        while sum(self._step(stream) for stream in ahead):  # the streams take turns
+        streams_ahead = [stream for stream in self.streams if self._runs_ahead(stream)]
+        while sum(self._step(stream) for stream in streams_ahead):  # the streams take turns
             pass
 
     def record(self, stream: Stream, *, is_blocking: bool = False) -> Event:
@@ -235,14 +235,14 @@ class Machine:
         with self.lock:
             needed = [event]
             while needed:
-                latest = needed[-1]
-                if latest.happened:
+                last_needed = needed[-1]
+                if last_needed.happened:
                     needed.pop()
-                elif not self._step(latest.stream):
-                    first = latest.stream.queue[0]
-                    assert isinstance(first, Event)
-                    assert first not in needed, "streams wait for each other"
-                    needed.append(first)
+                elif not self._step(last_needed.stream):
+                    blocking_event = last_needed.stream.queue[0]
+                    assert isinstance(blocking_event, Event)
+                    assert blocking_event not in needed, "streams wait for each other"
+                    needed.append(blocking_event)
 
     def synchronize(self) -> None:
         """Run all queued operations, for a test; `waits` does not count this."""
@@ -265,12 +265,12 @@ class Machine:
 
 
 def where_the_host_waits() -> tuple[str, str, int]:
-    """Return the innermost file, function and line outside torch, the model and device.py."""
+    """Return the file, function and line of the innermost frame outside torch, the model and device.py."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)
-        model = path.parent in HOMES and not path.name.startswith("test_")
-        if not model and "torch" not in path.parts and path.name not in ("contextlib.py", "device.py"):
+        is_model = path.parent in MODEL_FOLDERS and not path.name.startswith("test_")
+        if not is_model and "torch" not in path.parts and path.name not in ("contextlib.py", "device.py"):
             break
         frame = frame.f_back
     return Path(frame.f_code.co_filename).name, frame.f_code.co_name, frame.f_lineno

@@ -18,7 +18,7 @@ from simulated.machine import Event, Machine, Stream
 
 __all__ = ["GARBAGE", "Block", "BlockReference", "DeviceMemory", "HostMemory", "at_address"]
 
-ROUND: Final = 512  # bytes, as torch's allocator rounds
+ROUNDING_BYTES: Final = 512  # torch's allocator rounds sizes up to multiples
 GARBAGE: Final = 0xA5
 
 
@@ -77,7 +77,7 @@ class DeviceMemory:
 
     def _allocate(self, nbytes: int, stream: Stream) -> BlockReference:
         self._release_waiting()
-        nbytes = -(-max(nbytes, 1) // ROUND) * ROUND
+        nbytes = -(-max(nbytes, 1) // ROUNDING_BYTES) * ROUNDING_BYTES
         free = self._free.setdefault(stream, [])
         fitting = [block for block in free if nbytes <= block.raw.nbytes <= 2 * nbytes]
         if fitting:

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11}
-# Where the host may sleep until an event: so that it does not run ahead forever, and for slots of a full ring.
+# Functions in which the host may sleep until an event, since it is too far ahead or needs a slot of a full ring.
 MAY_WAIT = ("hold_back", "reclaim")
 COPY_CONSTANTS = ("finish.py", "noise.py")  # files that copy constants to the device when they are first needed
 Drive = Callable[[dict[str, Any]], Iterator[Any]]
@@ -128,7 +128,7 @@ def assert_equal(batches: list[Any], expected: list[Any], atol: float = 0) -> No
 
 
 def assert_equal_on_device(loop: Callable[[str], list[torch.Tensor]], cuda: SimulatedCuda) -> None:
-    """Check that a loop, which takes the name of a device, gives the same on the simulated device and the CPU."""
+    """Check that a loop, which takes the name of a device, gives equal batches on the simulated device and the CPU."""
     assert_equal([cuda.on_host(tensor) for tensor in loop("cuda:0")], loop("cpu"))
 
 

@@ -156,8 +156,8 @@ def _replace_runtime(patch: pytest.MonkeyPatch, cuda: SimulatedCuda) -> None:
             self.query, self.synchronize = recorded.query, recorded.synchronize
 
     def cuda_stream(*, stream_id: int, device_index: int, device_type: int) -> Stream:
-        place = stream_id, device_index, device_type
-        return next(s for s in machine.streams if (s.stream_id, s.device_index, s.device_type) == place)
+        key = stream_id, device_index, device_type
+        return next(s for s in machine.streams if (s.stream_id, s.device_index, s.device_type) == key)
 
     runtime = SimpleNamespace(
         cudaHostRegister=lambda address, nbytes, flags: host.lock(address, nbytes), cudaHostUnregister=host.unlock

@@ -11,7 +11,7 @@ from helpers.generated_images import jpeg_bytes, smooth_image
 import gpuload as gl
 from gpuload import transforms as T
 
-__all__ = ["CHAIN", "LARGE", "encoded_samples", "options", "photographs", "samples"]
+__all__ = ["CHAIN", "LARGE", "encoded_samples", "noise_images", "options", "samples"]
 
 CHAIN = [T.RandomCrop(12), T.RandomHorizontalFlip(), T.Normalize((0.5,) * 3, (0.5,) * 3)]
 
@@ -19,7 +19,7 @@ LARGE = (4, (120, 160))
 
 
 def samples(count: int = 24) -> list[Any]:
-    """Make noise of one size, different for each sample, with its number."""
+    """Make samples of one size, each with different noise, and the sample's number as label."""
     rng = np.random.default_rng(5)
     return [(rng.integers(0, 256, (14, 16, 3), np.uint8), number) for number in range(count)]
 
@@ -29,7 +29,7 @@ def options(**changes: Any) -> dict[str, Any]:
 
 
 def encoded_samples(count: int = 12) -> list[Any]:
-    """Make encoded images, but arrays for the last of every four, so that a batch has pixels from both."""
+    """Make encoded images, but every fourth sample an array, so that a batch has pixels from both."""
     pictures = [smooth_image(20 + number, 30, number) for number in range(count)]
     return [
         (gl.Encoded(jpeg_bytes(picture)) if number % 4 < 3 else picture, number)
@@ -37,7 +37,7 @@ def encoded_samples(count: int = 12) -> list[Any]:
     ]
 
 
-def photographs(count: int = 4, size_hw: tuple[int, int] = (14, 18), channels: int = 3, seed: int = 0) -> torch.Tensor:
-    """Make noise, uint8 N×C×H×W."""
+def noise_images(count: int = 4, size_hw: tuple[int, int] = (14, 18), channels: int = 3, seed: int = 0) -> torch.Tensor:
+    """Return uint8 N×C×H×W."""
     levels = np.random.default_rng(seed).integers(0, 256, (count, channels, *size_hw), np.uint8)
     return torch.from_numpy(levels)

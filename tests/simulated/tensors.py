@@ -95,8 +95,8 @@ class DeviceTensor(torch.Tensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         # On CUDA a Python number becomes a tensor of the host first. Copying it to one element, or by a list of
         # indices, makes the host wait.
-        number = isinstance(value, bool | int | float)
-        super().__setitem__(_with_tensors(index), torch.tensor(value, dtype=self.dtype) if number else value)
+        is_number = isinstance(value, bool | int | float)
+        super().__setitem__(_with_tensors(index), torch.tensor(value, dtype=self.dtype) if is_number else value)
 
     def new_tensor(self, data: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
         return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
@@ -166,13 +166,13 @@ class Operations(TorchDispatchMode):
         stream = self.machine.current_stream(number)
         with torch.inference_mode(False):
             if func is aten._to_copy.default and not (device_tensors and (device is None or on_device)):
-                return self._between(args[0], kwargs, number, stream)
+                return self._copy_between(args[0], kwargs, number, stream)
             if func is aten.copy_.default and len(device_tensors) == 1:
-                return self._copied(
+                return self._copy(
                     args[0], args[1], (len(args) > 2 and args[2]) or kwargs.get("non_blocking", False), stream
                 )
             if func.is_view:
-                return self._viewed(func, args, kwargs, device_tensors[0])
+                return self._view(func, args, kwargs, device_tensors[0])
             if func in INDEXING:  # the host's indices and number are copied to the device first
                 indices = [self._indices(index, number, stream) for index in args[1]]
                 later_args = args[2:]
@@ -180,8 +180,8 @@ class Operations(TorchDispatchMode):
                     later_args = (self._indices(later_args[0], number, stream), *later_args[1:])
                 args = (args[0], indices, *later_args)
             if self._needs_numbers(func, args, kwargs):
-                return self._waited(func, args, kwargs, number, stream)
-            return self._queued(func, args, kwargs, number, stream)
+                return self._run_waiting(func, args, kwargs, number, stream)
+            return self._queue(func, args, kwargs, number, stream)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Operations(TorchDispatchMode):
             return pinned if func is aten.empty.memory_format else pinned.copy_(source)
         return func(*args, **kwargs)
 
-    def _between(self, source: torch.Tensor, kwargs: dict[str, Any], number: int, stream: Stream) -> torch.Tensor:
+    def _copy_between(self, source: torch.Tensor, kwargs: dict[str, Any], number: int, stream: Stream) -> torch.Tensor:
         """Copy a tensor to new memory of the host or the device."""
         dtype, non_blocking = kwargs.get("dtype") or source.dtype, bool(kwargs.get("non_blocking"))
         if not isinstance(source, DeviceTensor):
@@ -216,16 +216,16 @@ class Operations(TorchDispatchMode):
                 source, dtype=dtype, memory_format=kwargs.get("memory_format") or torch.preserve_format
             )
             copy = self.empty(like, number, stream)
-            return self._copied(copy, source, non_blocking, stream)
+            return self._copy(copy, source, non_blocking, stream)
         copy = torch.empty_like(source.inner, dtype=dtype)
         self.wait("copy to the host", stream)
         return copy.copy_(source.inner)
 
     def _indices(self, index: torch.Tensor | None, number: int, stream: Stream) -> torch.Tensor | None:
-        host = index is not None and not isinstance(index, DeviceTensor)
-        return self._between(index, {}, number, stream) if host else index  # pyright: ignore[reportArgumentType]
+        is_on_host = index is not None and not isinstance(index, DeviceTensor)
+        return self._copy_between(index, {}, number, stream) if is_on_host else index  # pyright: ignore[reportArgumentType]
 
-    def _copied(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool, stream: Stream) -> torch.Tensor:
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool, stream: Stream) -> torch.Tensor:
         """Copy between host and device. Page-locked memory of an asynchronous copy is read when the copy runs; for
         other copies the host waits."""
         host, device = (target, source) if isinstance(source, DeviceTensor) else (source, target)
@@ -238,8 +238,8 @@ class Operations(TorchDispatchMode):
         nbytes, address = _extent(host), host.data_ptr()
         shape, strides, dtype = host.shape, host.stride(), host.dtype
         if not (non_blocking and (nbytes == 0 or self.host.is_locked(address, nbytes))):
-            copied = host.detach().clone()
-            self.machine.issue(stream, lambda: inner.copy_(copied))
+            snapshot = host.detach().clone()
+            self.machine.issue(stream, lambda: inner.copy_(snapshot))
             self.wait("copy of pageable memory" if non_blocking else "blocking copy", stream)
             return target
 
@@ -253,22 +253,25 @@ class Operations(TorchDispatchMode):
         self.machine.issue(stream, copy)
         return target
 
-    def _viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], of: DeviceTensor) -> Any:
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: DeviceTensor) -> Any:
         views = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
-        return tree_map(
-            lambda leaf: DeviceTensor(leaf, of.reference, of.number, self) if isinstance(leaf, torch.Tensor) else leaf,
-            views,
-        )
 
-    def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
+        def on_device(view: Any) -> Any:
+            return DeviceTensor(view, base.reference, base.number, self) if isinstance(view, torch.Tensor) else view
+
+        return tree_map(on_device, views)
+
+    def _run_waiting(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream
+    ) -> Any:
         """Run an operation whose result, or its shape, the host needs."""
         self.wait(str(func), stream)
         results = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
-        written = _written(func, args, kwargs)
-        if written:
-            return written[0]
+        written_tensors = written_arguments(func, args, kwargs)
+        if written_tensors:
+            return written_tensors[0]
 
-        def placed(leaf: Any) -> Any:
+        def to_device(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             on_device = self.empty(leaf, number, stream)
@@ -276,27 +279,27 @@ class Operations(TorchDispatchMode):
             self.machine.issue(stream, lambda: inner.copy_(leaf))
             return on_device
 
-        return tree_map(placed, results)
+        return tree_map(to_device, results)
 
-    def _queued(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
+    def _queue(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, stream: Stream) -> Any:
         for tensor in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
-            alone = not isinstance(tensor, DeviceTensor)
-            assert not alone or tensor.dim() == 0, f"{func} got a tensor of the CPU beside one of the device"
+            is_on_host = not isinstance(tensor, DeviceTensor)
+            assert not is_on_host or tensor.dim() == 0, f"{func} got tensors of the CPU and of the device"
         inner_args, inner_kwargs = tree_map(_frozen, args), tree_map(_frozen, kwargs)
-        written = _written(func, args, kwargs)
-        if written and torch.Tag.nondeterministic_seeded in func.tags:
+        written_tensors = written_arguments(func, args, kwargs)
+        if written_tensors and torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(f"{func} draws random numbers in place; write it with a new tensor")
-        if written:
-            results = [tensor.inner for tensor in written]
-            shapes = [tensor.shape for tensor in written]
+        if written_tensors:
+            results = [tensor.inner for tensor in written_tensors]
+            shapes = [tensor.shape for tensor in written_tensors]
 
             def change() -> None:
                 func(*inner_args, **inner_kwargs)
                 assert [inner.shape for inner in results] == shapes, f"{func} changed a shape in place"
 
             self.machine.issue(stream, change)
-            return written[0] if len(written) == 1 else tuple(written)
-        shaped = _tried(func, args, kwargs)
+            return written_tensors[0] if len(written_tensors) == 1 else tuple(written_tensors)
+        shaped = try_with_zeros(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:  # drawn now, from the current state of the host's generator
             func, inner_args, inner_kwargs = torch.clone, (shaped,), {}
         outputs = tree_map(
@@ -318,18 +321,18 @@ class Operations(TorchDispatchMode):
         """Queue a kernel of another library."""
         device_tensors = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, DeviceTensor)]
         stream = self.machine.current_stream(device_tensors[0].number)
-        bare = [arg.inner if isinstance(arg, DeviceTensor) else arg for arg in args]
-        named = {name: arg.inner if isinstance(arg, DeviceTensor) else arg for name, arg in kwargs.items()}
-        self.machine.issue(stream, lambda: kernel(*bare, **named))
+        inner_args = [arg.inner if isinstance(arg, DeviceTensor) else arg for arg in args]
+        inner_kwargs = {name: arg.inner if isinstance(arg, DeviceTensor) else arg for name, arg in kwargs.items()}
+        self.machine.issue(stream, lambda: kernel(*inner_args, **inner_kwargs))
 
     @staticmethod
     def _fills(args: tuple[Any, ...]) -> bool:
-        """Whether an assignment by one mask is `masked_fill_`, which takes the host's number as it is."""
+        """Return whether an assignment by one mask is `masked_fill_`, which takes the host's number unchanged."""
         return len(args[1]) == 1 and len(_masks(args)) == 1 and args[2].numel() == 1
 
     @staticmethod
     def _needs_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the host has to wait for an operation."""
+        """Return whether the host has to wait for an operation."""
         if func in INDEXING:
             return bool(_masks(args)) and not (func is not aten.index.Tensor and Operations._fills(args))
         if func is aten.repeat_interleave.Tensor:
@@ -338,7 +341,7 @@ class Operations(TorchDispatchMode):
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """As torch's, for the arguments and results of operations."""
+    """Apply a function to the leaves of an operation's arguments or results, like torch's `tree_map` but faster."""
     if isinstance(tree, dict):
         return {name: tree_map(function, value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -361,7 +364,7 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def _masks(args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The masks among the indices of an operation's arguments."""
+    """Return the masks among the indices of an operation's arguments."""
     return [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
 
 
@@ -384,7 +387,7 @@ def _frozen(leaf: Any) -> Any:
     return leaf.detach().clone() if is_on_host else _inner(leaf)
 
 
-def _tried(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def try_with_zeros(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return results with the shapes, strides and dtypes of an operation. It is tried with zeros, which are valid
     indices, and, if it refuses zeros, with ones. torch's computation on meta takes longer than the small images of
     tests."""
@@ -412,7 +415,7 @@ def _extent(tensor: torch.Tensor) -> int:
     return (1 + sum(steps)) * tensor.element_size()
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[DeviceTensor]:
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[DeviceTensor]:
     """Return the arguments that an operation writes to."""
     if not func._schema.is_mutable:
         return []

@@ -18,7 +18,7 @@ from parity.usable import needs
 from simulated.machine import HostWait
 from simulated.running import assert_equal
 from simulated.runtime import simulated
-from simulated.samples import LARGE, photographs
+from simulated.samples import LARGE, noise_images
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gpuload as gl
@@ -34,65 +34,65 @@ CUDA_0 = torch.device("cuda", 0)
 Case = tuple[list[Any], Callable[[], Any], dict[str, Any]]
 
 
-def list_of_sizes() -> list[torch.Tensor]:
-    return [photographs(1, (12 + row, 20 - row), seed=row)[0] for row in range(4)]
+def images_of_four_sizes() -> list[torch.Tensor]:
+    return [noise_images(1, (12 + row, 20 - row), seed=row)[0] for row in range(4)]
 
 
 def sliced() -> torch.Tensor:
-    return photographs(size_hw=(20, 26))[:, :, 3:17, 5:23]
+    return noise_images(size_hw=(20, 26))[:, :, 3:17, 5:23]
 
 
 def clips() -> torch.Tensor:
-    return photographs(8).unflatten(0, (4, 2))
+    return noise_images(8).unflatten(0, (4, 2))
 
 
 def cameras() -> dict[str, Any]:
     state, tasks = torch.arange(12.0).view(4, 3), ["lift"] * 4
-    return {"top": photographs(), "wrist": photographs(4, (12, 13), seed=2), "state": state, "task": tasks}
+    return {"top": noise_images(), "wrist": noise_images(4, (12, 13), seed=2), "state": state, "task": tasks}
 
 
-def segmented() -> tuple[torch.Tensor, dict[str, Any]]:
-    return photographs(), {"mask": gl.Mask(photographs(channels=1, seed=3)[:, 0] // 32)}
+def segmentation_batch() -> tuple[torch.Tensor, dict[str, Any]]:
+    return noise_images(), {"mask": gl.Mask(noise_images(channels=1, seed=3)[:, 0] // 32)}
 
 
-def segmented_list() -> tuple[list[torch.Tensor], list[gl.Mask]]:
-    images = list_of_sizes()
+def segmentation_lists() -> tuple[list[torch.Tensor], list[gl.Mask]]:
+    images = images_of_four_sizes()
     return images, [gl.Mask(image[0] // 32) for image in images]
 
 
-def detected() -> tuple[torch.Tensor, list[dict[str, Any]]]:
+def detection_batch() -> tuple[torch.Tensor, list[dict[str, Any]]]:
     """Make images with boxes, which stay on the CPU, and a different number of masks for each image."""
     targets = []
     for row in range(4):
-        boxes = np.array([[at, at, at + 9, at + 7] for at in range(1 + row % 3)], np.float32)
-        masks = gl.Mask(photographs(len(boxes), channels=1, seed=row)[:, 0] // 128)
+        boxes = np.array([[corner, corner, corner + 9, corner + 7] for corner in range(1 + row % 3)], np.float32)
+        masks = gl.Mask(noise_images(len(boxes), channels=1, seed=row)[:, 0] // 128)
         labels, crowds = torch.arange(len(boxes)), np.arange(len(boxes)) % 2
         targets.append({"boxes": gl.Boxes(boxes), "labels": labels, "iscrowd": crowds, "masks": masks})
-    return photographs(), targets
+    return noise_images(), targets
 
 
 CASES: dict[str, Case] = {
-    "uint8": (CROPS, photographs, {}),
-    "floats": (CROPS, lambda: photographs().float() / 255, {}),
-    "half precision": (CROPS, lambda: (photographs().float() / 255).half(), {}),
-    "channels_last": (CROPS, lambda: photographs().to(memory_format=torch.channels_last), {}),
-    "channels_last floats": (CROPS, lambda: (photographs() / 255).to(memory_format=torch.channels_last), {}),
+    "uint8": (CROPS, noise_images, {}),
+    "floats": (CROPS, lambda: noise_images().float() / 255, {}),
+    "half precision": (CROPS, lambda: (noise_images().float() / 255).half(), {}),
+    "channels_last": (CROPS, lambda: noise_images().to(memory_format=torch.channels_last), {}),
+    "channels_last floats": (CROPS, lambda: (noise_images() / 255).to(memory_format=torch.channels_last), {}),
     "sliced": (CROPS, sliced, {"memory_format": "channels_last", "dtype": "float16"}),
-    "list": (CROPS, list_of_sizes, {}),
+    "list": (CROPS, images_of_four_sizes, {}),
     "clips": (CROPS, clips, {}),
     "cameras": (CROPS, cameras, {}),
-    "masks": (CROPS, segmented, {}),
-    "list of masks": (CROPS, segmented_list, {}),
-    "boxes": ([T.RandomIoUCrop(), T.Resize((8, 8)), T.SanitizeBoundingBoxes(), NORMALIZE], detected, {}),
-    "mosaic": ([T.Mosaic((10, 12)), T.SanitizeBoundingBoxes(), NORMALIZE], detected, {}),
-    "MixUp": ([*CROPS, T.MixUp(num_classes=3)], lambda: (photographs(), LABELS), {}),
-    "MixUp of soft labels": ([*CROPS, T.MixUp(num_classes=3)], lambda: (photographs(), torch.eye(3)[LABELS]), {}),
+    "masks": (CROPS, segmentation_batch, {}),
+    "list of masks": (CROPS, segmentation_lists, {}),
+    "boxes": ([T.RandomIoUCrop(), T.Resize((8, 8)), T.SanitizeBoundingBoxes(), NORMALIZE], detection_batch, {}),
+    "mosaic": ([T.Mosaic((10, 12)), T.SanitizeBoundingBoxes(), NORMALIZE], detection_batch, {}),
+    "MixUp": ([*CROPS, T.MixUp(num_classes=3)], lambda: (noise_images(), LABELS), {}),
+    "MixUp of soft labels": ([*CROPS, T.MixUp(num_classes=3)], lambda: (noise_images(), torch.eye(3)[LABELS]), {}),
     "CutMix of clips": ([*CROPS, T.CutMix(num_classes=3)], lambda: {"video": clips(), "labels": LABELS}, {}),
-    "ragged list": (RESIZED, list_of_sizes, {"ragged": "list"}),
-    "ragged pad": (RESIZED, segmented_list, {"ragged": "pad", "pad_to": 16}),
-    "views": ([T.MultiView([CROPS[:2], [T.CenterCrop(6)]]), NORMALIZE], photographs, {}),
-    "colours and noise": (NOISY, photographs, {}),
-    "a function": ([*CROPS, T.Lambda(torch.abs)], photographs, {}),
+    "ragged list": (RESIZED, images_of_four_sizes, {"ragged": "list"}),
+    "ragged pad": (RESIZED, segmentation_lists, {"ragged": "pad", "pad_to": 16}),
+    "views": ([T.MultiView([CROPS[:2], [T.CenterCrop(6)]]), NORMALIZE], noise_images, {}),
+    "colours and noise": (NOISY, noise_images, {}),
+    "a function": ([*CROPS, T.Lambda(torch.abs)], noise_images, {}),
 }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def augmented_on_device(
             assert cuda.current_stream() == stream
             clones = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
             del result
-        stream.synchronize()  # what is on other streams does not run, unless an event asks for it
+        stream.synchronize()  # the operations of other streams do not run, unless this stream waits for an event there
         return tree_map(cuda.on_host, clones), waits
 
 
@@ -158,7 +158,7 @@ def augmented_on_device(
 def test_augment_on_the_device_equals_the_cpu_without_a_wait(backend, name):
     needs(backend)
     result, waits = augmented_on_device(CASES[name], backend)
-    # Kornia resizes with another operator on CUDA.
+    # On CUDA, Kornia resizes with another operator, which rounds differently.
     assert_equal(as_list(result), as_list(augmented(CASES[name], backend)), atol=1e-3 if backend == "kornia" else 0)
     assert waits == []
 
@@ -177,18 +177,18 @@ def test_augment_of_pageable_memory_waits_only_for_its_copy():
     assert {wait.function for wait in waits} == {"_to_device"}
 
 
-def test_copy_paste_waits_only_for_the_numbers_of_instances_left():
-    case = [T.CopyPaste(), T.RandomHorizontalFlip(), NORMALIZE], detected, {}
+def test_copy_paste_waits_only_for_the_numbers_of_remaining_instances():
+    case = [T.CopyPaste(), T.RandomHorizontalFlip(), NORMALIZE], detection_batch, {}
     result, waits = augmented_on_device(case, "torch")
     assert_equal(as_list(result), as_list(augmented(case, "torch")))
     assert {wait.where for wait in waits} == {"combined_targets.py"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_augment_works_on_the_current_one_of_streams_that_take_turns(backend):
+def test_augment_works_on_the_current_stream_if_streams_take_turns(backend):
     """Each batch is computed on the current stream, and read there without an event, although no other stream runs."""
     needs(backend)
-    images, augment = photographs(), gl.Augment(CROPS, backend=backend)
+    images, augment = noise_images(), gl.Augment(CROPS, backend=backend)
     with in_batches():
         expected = [augment(images) for _ in range(4)]
     augment = gl.Augment(CROPS, backend=backend)
@@ -212,7 +212,7 @@ def test_augment_works_on_the_current_one_of_streams_that_take_turns(backend):
 @matrix(backend=BACKENDS, device=[0, 1])
 def test_augment_works_on_a_device_that_is_not_the_current_one(backend, device):
     needs(backend)
-    images, augment = photographs(), gl.Augment(CROPS, backend=backend)
+    images, augment = noise_images(), gl.Augment(CROPS, backend=backend)
     with in_batches():
         expected = augment(images)
     with simulated("lazy") as cuda, cuda.on(cuda.default_stream(1 - device)):
@@ -224,26 +224,25 @@ def test_augment_works_on_a_device_that_is_not_the_current_one(backend, device):
 
 
 def test_boxes_of_torchvision_on_a_device_raise():
-    """On a device without memory, as only where they are is asked."""
+    """The device is `meta`, which has no memory, since only the boxes' device is checked."""
     torchvision()
     from torchvision import tv_tensors
 
     boxes = torch.zeros(1, 4, device="meta")
     targets = [tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(14, 18))] * 4  # pyright: ignore
-    with pytest.raises(
-        ValueError, match="on meta, but boxes and keypoints are transformed on the CPU, to avoid waiting"
-    ):
-        gl.Augment(CROPS)(photographs(), targets)
+    text = "on meta, but boxes and keypoints are transformed on the CPU, to avoid waiting"
+    with pytest.raises(ValueError, match=text):
+        gl.Augment(CROPS)(noise_images(), targets)
 
 
 # -- copies and launches -----------------------------------------------------------------------------------------------
 
 LARGE_BATCHES: dict[str, Callable[[], Any]] = {
-    "uint8": lambda: photographs(*LARGE),
-    "floats": lambda: photographs(*LARGE) / 255,
-    "channels_last": lambda: photographs(*LARGE).to(memory_format=torch.channels_last),
-    "list": lambda: [photographs(1, (120 + row, 160 - row))[0] for row in range(4)],
-    "clips": lambda: photographs(*LARGE).unflatten(0, (2, 2)),
+    "uint8": lambda: noise_images(*LARGE),
+    "floats": lambda: noise_images(*LARGE) / 255,
+    "channels_last": lambda: noise_images(*LARGE).to(memory_format=torch.channels_last),
+    "list": lambda: [noise_images(1, (120 + row, 160 - row))[0] for row in range(4)],
+    "clips": lambda: noise_images(*LARGE).unflatten(0, (2, 2)),
 }
 
 
@@ -251,7 +250,7 @@ def relative_memory(batch: Any, backend: str) -> float:
     """Return the peak memory that augmenting a second batch takes, as a multiple of the batch's size."""
     with simulated("eager") as cuda:
         augment = gl.Augment(CROPS, backend=backend)
-        augment(map_tensors(photographs(), to_device))
+        augment(map_tensors(noise_images(), to_device))
         batch_on_device = map_tensors(batch, to_device)
         nbytes = sum(image.nbytes for image in tree_leaves(batch_on_device))
         reserved = cuda.reserved_bytes()
@@ -261,17 +260,17 @@ def relative_memory(batch: Any, backend: str) -> float:
 
 @matrix(name=LARGE_BATCHES, backend=BACKENDS)
 def test_augment_copies_images_at_most_once(name, backend):
-    """Small crops of large images take no memory except for the copy."""
+    """Besides the copy, small crops of large images take little memory."""
     needs(backend)
-    copied = name != "channels_last" and (backend != "fused" or name == "floats")  # kernels read uint8
-    assert copied <= relative_memory(LARGE_BATCHES[name](), backend) < copied + 0.1
+    expected_copies = name != "channels_last" and (backend != "fused" or name == "floats")  # kernels read uint8
+    assert expected_copies <= relative_memory(LARGE_BATCHES[name](), backend) < expected_copies + 0.1  # of the batch
 
 
 CHAINS: dict[str, list[Any]] = {
     "classic": CROPS,
     "resized": [T.RandomResizedCrop(8), T.ColorJitter(0.4), NORMALIZE, T.RandomErasing(1.0)],
     "MixUp": [*CROPS, T.MixUp(num_classes=3)],
-    "statistics": [T.RandomEqualize(0.5), T.CenterCrop(8), NORMALIZE],  # of whole images: a Loader's workers crop
+    "statistics": [T.RandomEqualize(0.5), T.CenterCrop(8), NORMALIZE],  # of entire images, before the crop
 }
 
 
@@ -285,7 +284,7 @@ def operations(drive: Callable[[], None]) -> int:
 
 
 def by_loader(chain: str, backend: str, batches: int) -> None:
-    images = photographs(4 * batches).permute(0, 2, 3, 1).numpy()
+    images = noise_images(4 * batches).permute(0, 2, 3, 1).numpy()
     samples = [(gl.Image(image, layout="HWC"), 0) for image in images]
     with gl.Loader(samples, 4, transforms=CHAINS[chain], num_workers=0, device="cuda", backend=backend) as loader:
         assert len(list(loader)) == batches
@@ -293,18 +292,18 @@ def by_loader(chain: str, backend: str, batches: int) -> None:
 
 def by_augment(chain: str, backend: str, batches: int) -> None:
     augment = gl.Augment(CHAINS[chain], backend=backend)
-    for images in photographs(4 * batches).to(CUDA_0).split(4):
+    for images in noise_images(4 * batches).to(CUDA_0).split(4):
         augment(images, torch.zeros(4, dtype=torch.int64))
 
 
 @pytest.mark.slow
-@lacking.on_a_gpu("the simulated device")
+@lacking.skip_on_fake_cuda("the simulated device")
 @matrix(chain=CHAINS, backend=BACKENDS)
 def test_augment_issues_no_more_operations_than_a_loader(chain, backend):
     """A loader copies pixels and labels to the device, where `Augment` copies planes on the device."""
     needs(backend)
-    of_augment, of_loader = (
+    augment_operations, loader_operations = (  # of two batches, without those of the first batch
         operations(partial(run, chain, backend, 3)) - operations(partial(run, chain, backend, 1))
         for run in (by_augment, by_loader)
     )
-    assert 0 < of_augment <= of_loader
+    assert 0 < augment_operations <= loader_operations

@@ -38,7 +38,7 @@ def test_host_sleeps_while_it_waits_for_memory_of_decoded_images():
 
 @lacking.needs("nvidia.nvimgcodec")
 def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
-    """This needs enough memory for the decoded images, which are kept until their crops are copied."""
+    """The default memory limit suffices for the decoded images, which are kept until their crops are copied."""
     grids: list[tuple[int, int]] = []
 
     class Counted:
@@ -52,7 +52,7 @@ def test_crops_of_a_batch_are_copied_by_one_kernel_without_a_wait(monkeypatch):
     with decoding_with():
         run = on_device(options, "lazy")
     assert_equal(run.values, on_cpu(options))
-    assert grids == [(1, 3)] * 3
+    assert grids == [(1, 3)] * 3  # three batches, each with three encoded images
     assert run.unexpected_waits == []
 
 
@@ -67,4 +67,4 @@ def test_files_decoded_by_the_device_are_not_copied_to_it():
 
     with decoding_with():
         on_device(options, "lazy", drive)
-    assert sizes == [3 * 16 * 16 * 3]  # of the three arrays
+    assert sizes == [3 * (16 * 16 * 3)]  # only the crops of the three samples that are arrays

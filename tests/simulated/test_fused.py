@@ -16,7 +16,7 @@ from gpuload.batches.transform import BatchTransform
 from gpuload.stage.fused.runner import FusedRunner
 from gpuload.workers.planned import Planner
 
-ORDERS = ("lazy", "side first")
+POLICIES = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
 CHAINS: dict[str, list[Any]] = {
     "flipped crops": [T.RandomCrop(12), T.RandomHorizontalFlip(), NORMALIZE],
@@ -32,7 +32,7 @@ def chain_options(chain: str, backend: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("chain", CHAINS)
 def test_fused_batches_on_the_device_equal_those_of_the_cpu(chain):
     expected = on_cpu(chain_options(chain, "fused"))
-    for policy in ORDERS:
+    for policy in POLICIES:
         run = on_device(chain_options(chain, "fused"), policy)
         assert_equal(run.values, expected)
         assert run.unexpected_waits == []
@@ -41,9 +41,9 @@ def test_fused_batches_on_the_device_equal_those_of_the_cpu(chain):
 def test_kernels_that_write_tables_for_later_kernels_need_no_wait():
     """The tables are statistics, weights and boxes. The images are few, since passes take long in the interpreter."""
     chain = [T.RandomResizedCrop(8), T.RandomEqualize(1.0), NORMALIZE, T.RandomErasing(1.0)]
-    arguments = options(dataset=samples(4), transforms=chain, backend="fused", batch_size=2)
-    run = on_device(arguments, "lazy")
-    assert_equal(run.values, on_cpu(arguments))
+    loader_options = options(dataset=samples(4), transforms=chain, backend="fused", batch_size=2)
+    run = on_device(loader_options, "lazy")
+    assert_equal(run.values, on_cpu(loader_options))
     assert run.unexpected_waits == []
 
 
@@ -55,72 +55,67 @@ def test_fused_lists_on_the_device_equal_those_of_the_cpu():
 
 @pytest.mark.processes
 def test_batches_planned_by_workers_equal_those_of_the_cpu(monkeypatch):
-    planned = []
+    planned_launches = []
     launch = FusedRunner.launch_planned
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: planned.append(launch(*args)))
-    arguments = options(
-        dataset=samples(12), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused"
-    )
-    arguments["batch_size"] = 1
-    run = on_device({**arguments, "num_workers": 2}, "lazy")
-    assert_equal(run.values, on_cpu(arguments))
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: planned_launches.append(launch(*args)))
+    transforms = [T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE]
+    loader_options = options(dataset=samples(12), transforms=transforms, backend="fused", batch_size=1)
+    run = on_device({**loader_options, "num_workers": 2}, "lazy")
+    assert_equal(run.values, on_cpu(loader_options))
     assert run.unexpected_waits == []
-    assert planned
+    assert planned_launches, "the workers planned no batch"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("has_slot", [True, False])
 def test_batches_without_a_workers_plan_are_planned_into_slots_or_by_the_stage(has_slot, policy, monkeypatch):
-    """No plan is requested, as for a loop that waits for each batch, and there may be no slot for a plan."""
-    launched, drawn = [], []
+    """No plan is requested, as in a loop that waits for each batch, and the ring may have no slot for a plan."""
+    planned_launches, draws_by_stage = [], []
     launch, draw = FusedRunner.launch_planned, BatchTransform._draw_programs
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: launched.append(launch(*args)))
-    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *args: drawn.append(0) or draw(*args))
+    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: planned_launches.append(launch(*args)))
+    monkeypatch.setattr(BatchTransform, "_draw_programs", lambda *args: draws_by_stage.append(0) or draw(*args))
     monkeypatch.setattr(Planner, "submit", lambda *args: None)
     if not has_slot:
         monkeypatch.setattr(Planner, "allocate", lambda *args: None)
-    arguments = options(
-        dataset=samples(8), transforms=[T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE], backend="fused"
-    )
-    arguments["batch_size"] = 2
-    expected = on_cpu(arguments)
-    launched.clear()
-    drawn.clear()
-    run = on_device({**arguments, "num_workers": 2}, policy)
+    transforms = [T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE]
+    loader_options = options(dataset=samples(8), transforms=transforms, backend="fused", batch_size=2)
+    expected = on_cpu(loader_options)
+    planned_launches.clear()
+    draws_by_stage.clear()
+    run = on_device({**loader_options, "num_workers": 2}, policy)
     assert_equal(run.values, expected)
     assert run.unexpected_waits == []
-    assert (len(launched), len(drawn)) == ((4, 0) if has_slot else (0, 4))
+    assert (len(planned_launches), len(draws_by_stage)) == ((4, 0) if has_slot else (0, 4))  # of four batches
 
 
 @pytest.mark.processes
 def test_images_of_different_channels_without_a_workers_plan_raise(monkeypatch):
     monkeypatch.setattr(Planner, "submit", lambda *args: None)
     mixed = [*samples(3), (np.zeros((14, 16, 1), np.uint8), 3)]
-    arguments = options(dataset=mixed, transforms=[T.RandomCrop(8), T.ColorJitter(0.4)], backend="fused", shuffle=False)
+    transforms = [T.RandomCrop(8), T.ColorJitter(0.4)]
+    loader_options = options(dataset=mixed, transforms=transforms, backend="fused", shuffle=False)
     with pytest.raises(ValueError, match=r"but sample\[0\] of sample 0 has 3 and sample\[0\] of sample 3 has 1"):
-        on_device({**arguments, "num_workers": 1}, "lazy")
+        on_device({**loader_options, "num_workers": 1}, "lazy")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, monkeypatch):
     """This holds even if a module of the user finishes the batch on the stream of the training step."""
-    placed: list[bool] = []
+    has_own_memory: list[bool] = []
     finish = Assembly.finish
 
     def watched(assembly: Assembly, *args: Any, **named: Any) -> Any:
         finished = finish(assembly, *args, **named)
-        placed.extend(label.untyped_storage().nbytes() == label.nbytes for label in finished.full_columns.values())
+        labels = finished.full_columns.values()
+        has_own_memory.extend(label.untyped_storage().nbytes() == label.nbytes for label in labels)
         return finished
 
     monkeypatch.setattr(Assembly, "finish", watched)
-    arguments = options(
-        dataset=samples(12), transforms=[T.RandomCrop(8), NORMALIZE, T.Lambda(torch.abs)], backend="fused"
-    )
-    arguments["batch_size"] = 1
-    expected = on_cpu(arguments)
-    placed.clear()
-    assert_equal(on_device({**arguments, "num_workers": 2}, policy).values, expected)
-    assert placed  # some batches came with a plan
-    assert all(placed)  # labels that are kept do not keep the pixels
+    transforms = [T.RandomCrop(8), NORMALIZE, T.Lambda(torch.abs)]
+    loader_options = options(dataset=samples(12), transforms=transforms, backend="fused", batch_size=1)
+    expected = on_cpu(loader_options)
+    has_own_memory.clear()
+    assert_equal(on_device({**loader_options, "num_workers": 2}, policy).values, expected)
+    assert set(has_own_memory) == {True}, "labels that the user keeps would also keep the pixels, or no plan came"

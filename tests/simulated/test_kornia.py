@@ -1,4 +1,4 @@
-"""Kornia on the simulated device gives the numbers of the CPU, under the policies that reveal most, without a wait."""
+"""Kornia on the simulated device gives the numbers of the CPU, under two policies that find errors, without a wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulated.samples import options, samples
 
 from gpuload import transforms as T
 
-ORDERS = ("lazy", "side first")
+POLICIES = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
 # All of Kornia's operators, with transforms of the reference between them.
 CHAINS: dict[str, list[Any]] = {
@@ -35,7 +35,7 @@ def test_kornia_batches_on_the_device_equal_those_of_the_cpu_without_a_wait(chai
     needs("kornia")
     loader_options = options(dataset=samples(6), batch_size=2, transforms=CHAINS[chain], backend="kornia")
     expected = on_cpu(loader_options)
-    for policy in ORDERS:
+    for policy in POLICIES:
         run = on_device(loader_options, policy)
         assert_equal(run.values, expected)
         assert run.unexpected_waits == []

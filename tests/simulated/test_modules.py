@@ -41,24 +41,24 @@ def test_error_of_a_collate_fn_comes_with_its_own_batch(policy):
 
     loader_options = options(collate_fn=failing, chunk_size=1)
     run, expected = on_device(loader_options, policy, with_errors), on_cpu(loader_options, with_errors)
-    assert [isinstance(value, str) for value in expected] == [number == 2 for number in range(6)]
+    assert [isinstance(value, str) for value in expected] == [step == 9 // 4 for step in range(6)]
     assert_equal(run.values, expected)
     assert run.unexpected_waits == []
 
 
-def dropping_the_layout() -> dict[str, Any]:
+def options_dropping_the_layout() -> dict[str, Any]:
     return options(collate_fn=lambda samples: torch.stack([image for image, _ in samples]).contiguous())
 
 
 def test_collate_fn_that_drops_the_memory_format_warns_once():
     with pytest.warns(RuntimeWarning, match="no effect: the collate_fn makes") as caught:
-        on_device(dropping_the_layout() | {"memory_format": "channels_last"}, "lazy")
+        on_device(options_dropping_the_layout() | {"memory_format": "channels_last"}, "lazy")
     assert len(caught) == 1
 
 
 @pytest.mark.filterwarnings("error")
 def test_warning_turned_into_an_error_loses_no_batch_of_a_collate_fn():
-    loader_options = dropping_the_layout()
+    loader_options = options_dropping_the_layout()
     device_options = OPTIONS | loader_options | {"memory_format": "channels_last", "device": "cuda"}
     with simulated("side first") as cuda, gl.Loader(**device_options) as loader:
         iterator = iter(loader)
@@ -73,12 +73,12 @@ def test_module_at_the_end_is_trained_as_on_the_cpu(policy):
     expected = trained("cpu")
     with simulated(policy) as cuda:
         on_host = [cuda.on_host(tensor) for tensor in trained("cuda:0")]
-    for tensor_, expected_tensor in zip(on_host, expected, strict=True):
-        torch.testing.assert_close(tensor_, expected_tensor)
-    assert not torch.equal(on_host[-1], torch.full((3, 1, 1), 0.5))
+    for tensor_on_host, expected_tensor in zip(on_host, expected, strict=True):
+        torch.testing.assert_close(tensor_on_host, expected_tensor)
+    assert not torch.equal(on_host[-1], torch.full((3, 1, 1), 0.5)), "the parameter still has its initial value"
 
 
-@lacking.on_a_gpu("the simulated device")
+@lacking.skip_on_fake_cuda("the simulated device")
 @pytest.mark.parametrize("policy", DIRECTED)
 def test_function_at_the_end_draws_from_torchs_generator_as_on_the_cpu(policy):
     def noisy(images: torch.Tensor) -> torch.Tensor:
@@ -88,4 +88,5 @@ def test_function_at_the_end_draws_from_torchs_generator_as_on_the_cpu(policy):
     expected = on_cpu(loader_options)
     with simulated(policy) as cuda, gl.Loader(**OPTIONS | loader_options | {"device": "cuda"}) as loader:
         on_host = [cuda.on_host(images) for images, _ in [(images.clone(), labels) for images, labels in loader]]
-    assert all(map(torch.equal, on_host, [images for images, _ in expected]))
+    for images_on_host, (expected_images, _) in zip(on_host, expected, strict=True):
+        assert torch.equal(images_on_host, expected_images)

@@ -90,11 +90,11 @@ def before_another_at_the_end(module: torch.nn.Module) -> list[Any]:
     return [*CHAIN, module, torch.nn.Identity()]
 
 
-def in_between(module: torch.nn.Module) -> list[Any]:
+def in_mid_chain(module: torch.nn.Module) -> list[Any]:
     return [CHAIN[0], ModuleTransform(module), *CHAIN[1:]]
 
 
-class Holder:
+class ModuleHolder:
     """An object with a method that calls its module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -122,7 +122,7 @@ def in_a_closure(module: torch.nn.Module) -> list[Any]:
 
 
 def in_a_method(module: torch.nn.Module) -> list[Any]:
-    return [CHAIN[0], T.Lambda(Holder(module).shift), *CHAIN[1:]]
+    return [CHAIN[0], T.Lambda(ModuleHolder(module).shift), *CHAIN[1:]]
 
 
 def in_the_class_of_a_transform(module: torch.nn.Module) -> list[Any]:
@@ -140,7 +140,7 @@ def in_a_list(module: torch.nn.Module) -> list[Any]:
 MODULES = (
     at_the_end,
     before_another_at_the_end,
-    in_between,
+    in_mid_chain,
     in_a_closure,
     in_a_method,
     in_a_list,
@@ -181,7 +181,7 @@ def with_a_constant(device: str, levels: bool) -> list[torch.Tensor]:
 
 
 def collated_numbers(device: str) -> list[torch.Tensor]:
-    """Do the same as `collated` for samples without images, which are collated in the main process."""
+    """Return batches like `collated`, of samples without images, which are collated in the main process."""
     amount, batches = torch.ones(1).to(device) * 3, []
 
     def collate_fn(samples: list[Any]) -> torch.Tensor:
@@ -195,8 +195,8 @@ def collated_numbers(device: str) -> list[torch.Tensor]:
     return batches
 
 
-class Shared:
-    """Holds a tensor where gpuload does not look for one."""
+class HiddenTensor:
+    """A tensor as an attribute of a class, where gpuload does not look for tensors."""
 
     amount: torch.Tensor
 
@@ -205,17 +205,17 @@ def iterated_by_a_thread(device: str, cuda: SimulatedCuda | None = None) -> list
     """Return the batches of a thread with its own stream, which writes a tensor between `iter()`, called by the main
     thread, and its first `next()`."""
     batches: list[torch.Tensor] = []
-    added = T.Lambda(lambda images: (images + Shared.amount).to(images.dtype))
+    added = T.Lambda(lambda images: (images + HiddenTensor.amount).to(images.dtype))
     with gl.Loader(**OPTIONS | options(transforms=[CHAIN[0], added, *CHAIN[1:]], device=device)) as loader:
         iterator = iter(loader)
         if cuda is not None:
-            cuda.synchronize()  # otherwise, the thread's stream runs first, since no other has work
+            cuda.synchronize()  # otherwise, the thread's stream runs first, since no other stream has work
 
         def fetch() -> None:
             with contextlib.ExitStack() as stack:
                 if cuda is not None:
                     stack.enter_context(cuda.on(cuda.stream()))
-                Shared.amount = torch.full((1,), 7.0, device=device)
+                HiddenTensor.amount = torch.full((1,), 7.0, device=device)
                 batches.extend(images.clone() for images, _ in iterator)
 
         thread = threading.Thread(target=fetch)

@@ -1,9 +1,10 @@
-"""`OutputPool`: memory of a batch is reused after its last tensor was collected, and not before."""
+"""`OutputPool` reuses the memory of a batch only after the batch's last tensor was collected."""
 
 from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,8 +45,8 @@ def test_empty_does_not_reuse_memory_that_a_view_or_array_uses():
     row = pool.empty(SHAPE, torch.float32)[2]
     row.fill_(7)
     gc.collect()
-    other = pool.empty(SHAPE, torch.float32)
-    other.fill_(1)
+    next_tensor = pool.empty(SHAPE, torch.float32)
+    next_tensor.fill_(1)
     assert (row == 7).all()
     array = row.numpy()
     del row
@@ -57,7 +58,7 @@ def test_empty_does_not_reuse_memory_that_a_view_or_array_uses():
 def test_pool_holds_at_most_max_free_blocks():
     pool = OutputPool()
     tensors = [pool.empty(SHAPE, torch.float32) for _ in range(MAX_FREE + 2)]
-    block_bytes = -(-tensors[0].nbytes // (2 << 20)) * (2 << 20)
+    block_bytes = -(-tensors[0].nbytes // (2 << 20)) * (2 << 20)  # rounded up to a multiple of 2 MiB
     tensors.clear()
     gc.collect()
     assert free_bytes(pool) == MAX_FREE * block_bytes
@@ -78,3 +79,21 @@ def test_tensor_outlives_its_pool():
     del pool
     gc.collect()
     assert (tensor.fill_(3) == 3).all()
+
+
+def test_sizes_that_change_from_batch_to_batch_reuse_memory(monkeypatch):
+    blocks = []
+    reserve = OutputPool._reserve
+
+    def count(pool, nbytes):
+        free = len(pool._free)
+        block = reserve(pool, nbytes)
+        blocks.extend([block] * (len(pool._free) == free))
+        return block
+
+    monkeypatch.setattr(OutputPool, "_reserve", count)
+    pool, batches = OutputPool(), []
+    for side in np.random.default_rng(0).choice(np.arange(320, 641, 32), 300).tolist():
+        batches = [*batches[-1:], pool.empty((2, 3, side, side), torch.float32)]
+        assert len(pool._free) <= MAX_FREE
+    assert len(blocks) < 60

@@ -1,4 +1,4 @@
-"""Images whose targets can be computed from their colours: a rectangle, its mask and box, and dots for keypoints."""
+"""Images whose targets can be computed from their colors: a rectangle, its mask and box, and dots for keypoints."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def as_format(boxes: np.ndarray, box_format: str) -> np.ndarray:
 
 
 def region(image: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
-    """Return where an image C×H×W has a colour, as bool H×W."""
+    """Return where an image C×H×W has a color, as bool H×W."""
     return (image == np.array(color).reshape(3, 1, 1)).all(axis=0)

@@ -1,4 +1,4 @@
-"""Boxes, keypoints and masks, compared with torchvision's kernels, given our draws."""
+"""Boxes, keypoints and masks, compared with torchvision's kernels for the same draws."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchvision import tv_tensors  # noqa: E402
 from torchvision.transforms.v2 import functional as F  # noqa: E402
 
 
-def boxes_of(row: int) -> np.ndarray:
+def random_boxes(row: int) -> np.ndarray:
     random = np.random.default_rng(row)
     height, width = SIZES[row]
     start = random.uniform(0, 0.6, (5, 2)) * [width, height]
@@ -52,12 +52,12 @@ def torchvision_target(target, draws, row: int):
     # torchvision computes in float32, and truncates integers after each transform.
     [("xyxy", np.float32, 1e-3), ("xywh", np.float32, 1e-3), ("cxcywh", np.float64, 1e-3), ("xyxy", np.int64, 1)],
 )
-def test_geometric_transforms_move_boxes_as_torchvision(name, box_format, dtype, limit):
+def test_geometric_transforms_move_boxes_like_torchvision(name, box_format, dtype, limit):
     draws = draw(GEOMETRIC_CHAINS[name])
-    box_arrays = [as_format(boxes_of(row), box_format).astype(dtype) for row in range(len(SIZES))]
+    box_arrays = [as_format(random_boxes(row), box_format).astype(dtype) for row in range(len(SIZES))]
     samples = [SampleTargets([to_xyxy(boxes, box_format)]) for boxes in box_arrays]
     apply_records(draws.records, samples)
-    exact = 0
+    equal_count = 0
     for row, (boxes, sample) in enumerate(zip(box_arrays, samples, strict=True)):
         moved = from_xyxy(sample.boxes[0], box_format, np.dtype(dtype))
         target = tv_tensors.BoundingBoxes(
@@ -66,15 +66,15 @@ def test_geometric_transforms_move_boxes_as_torchvision(name, box_format, dtype,
         expected = torchvision_target(target, draws, row).numpy()
         assert moved.dtype == expected.dtype
         np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=limit)
-        exact += (moved == expected).all(axis=1).sum()
+        equal_count += (moved == expected).all(axis=1).sum()
     if limit == 1:
-        assert exact >= 0.8 * 5 * len(SIZES)
+        assert equal_count >= 0.8 * 5 * len(SIZES)  # each image has five boxes
 
 
 @pytest.mark.parametrize("name", GEOMETRIC_CHAINS)
-def test_geometric_transforms_move_keypoints_as_torchvision(name):
+def test_geometric_transforms_move_keypoints_like_torchvision(name):
     draws = draw(GEOMETRIC_CHAINS[name])
-    points = [boxes_of(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
+    points = [random_boxes(row).reshape(-1, 2, 2).astype(np.float32) for row in range(len(SIZES))]
     samples = [SampleTargets([], [keypoints.astype(np.float64)]) for keypoints in points]
     apply_records(draws.records, samples)
     for row, (keypoints, sample) in enumerate(zip(points, samples, strict=True)):
@@ -85,7 +85,7 @@ def test_geometric_transforms_move_keypoints_as_torchvision(name):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "limit"),
+    ("transform", "original", "limit"),
     [
         (T.RandomRotation((25, 25)), lambda t: F.rotate(t, 25), 1e-3),
         (T.RandomRotation((-130, -130), center=(10, 20)), lambda t: F.rotate(t, -130, center=[10, 20]), 1e-3),
@@ -95,21 +95,21 @@ def test_geometric_transforms_move_keypoints_as_torchvision(name):
         (T.RandomRotation((30, 30), expand=True), lambda t: F.rotate(t, 30, expand=True), 1),
     ],
 )  # fmt: skip
-def test_rotation_and_affine_move_boxes_and_keypoints_as_torchvision(ours, theirs, limit):
-    draws = draw([ours])
-    samples = [SampleTargets([boxes_of(row)], [boxes_of(row).reshape(-1, 2)]) for row in range(len(SIZES))]
+def test_rotation_and_affine_move_boxes_and_keypoints_like_torchvision(transform, original, limit):
+    draws = draw([transform])
+    samples = [SampleTargets([random_boxes(row)], [random_boxes(row).reshape(-1, 2)]) for row in range(len(SIZES))]
     apply_records(draws.records, samples)
     for row, sample in enumerate(samples):
         size = tuple(SIZES[row].tolist())
-        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(boxes_of(row)).float(), format="XYXY", canvas_size=size)
-        points = tv_tensors.KeyPoints(torch.from_numpy(boxes_of(row).reshape(-1, 2)).float(), canvas_size=size)
-        np.testing.assert_allclose(sample.boxes[0], theirs(boxes).numpy(), atol=limit)
-        np.testing.assert_allclose(sample.points[0], theirs(points).numpy(), atol=limit)
+        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(random_boxes(row)).float(), format="XYXY", canvas_size=size)
+        points = tv_tensors.KeyPoints(torch.from_numpy(random_boxes(row).reshape(-1, 2)).float(), canvas_size=size)
+        np.testing.assert_allclose(sample.boxes[0], original(boxes).numpy(), atol=limit)
+        np.testing.assert_allclose(sample.points[0], original(points).numpy(), atol=limit)
 
 
 @pytest.mark.parametrize("name", GEOMETRIC_CHAINS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64])
-def test_geometric_transforms_move_masks_as_torchvision_with_pillows_nearest_pixel(name, dtype):
+def test_geometric_transforms_move_masks_like_torchvision_with_pillows_nearest_pixel(name, dtype):
     draws = draw(GEOMETRIC_CHAINS[name])
     masks = [np.random.default_rng(row).integers(0, 250, size).astype(dtype) for row, size in enumerate(SIZES)]
     moved, _ = move(masks, draws)
@@ -144,7 +144,7 @@ def move(masks, draws):
 @pytest.mark.parametrize("box_format", ["XYXY", "XYWH", "CXCYWH"])
 @pytest.mark.parametrize("target", ["XYXY", "XYWH", "CXCYWH"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_box_formats_are_converted_as_by_torchvision(box_format, target, dtype):
+def test_box_formats_are_converted_like_by_torchvision(box_format, target, dtype):
     boxes = torch.tensor([[10, 20, 30, 41], [4, 4, 5, 7]]).to(dtype)
     expected = F.convert_bounding_box_format(boxes, box_format, target)
     ours = gl.Boxes(boxes, box_format)
@@ -152,7 +152,7 @@ def test_box_formats_are_converted_as_by_torchvision(box_format, target, dtype):
     np.testing.assert_allclose(converted, expected.numpy(), atol=0 if dtype.is_floating_point else 1)
 
 
-def test_sanitize_and_clamp_bounding_boxes_as_torchvision():
+def test_sanitize_and_clamp_bounding_boxes_like_torchvision():
     boxes = np.array(
         [[0, 0, 10, 10], [5, 5, 5.5, 20], [-3, 2, 20, 20], [50, 40, 90, 61], [1, 1, 2.2, 2.2], [9, 9, 9, 9]]
     )
@@ -171,7 +171,7 @@ def test_sanitize_and_clamp_bounding_boxes_as_torchvision():
     np.testing.assert_array_equal(sample.boxes[0], F.clamp_bounding_boxes(target).numpy())
 
 
-def albumentations_of(turn, box_format: str):
+def make_albumentations(turn, box_format: str):
     """Make albumentations' transform for the turn of one sample."""
     import albumentations
 
@@ -179,10 +179,10 @@ def albumentations_of(turn, box_format: str):
         def get_params(self):
             return {"factor": turn}
 
-    done = albumentations.Transpose(p=1) if turn is None else Turned(p=1)
+    turn_transform = albumentations.Transpose(p=1) if turn is None else Turned(p=1)
     boxes = albumentations.BboxParams("pascal_voc" if box_format == "xyxy" else "coco", label_fields=[])
     points = albumentations.KeypointParams("xy", remove_invisible=False)
-    return albumentations.Compose([done], bbox_params=boxes, keypoint_params=points)
+    return albumentations.Compose([turn_transform], bbox_params=boxes, keypoint_params=points)
 
 
 @lacking.needs("albumentations")
@@ -191,7 +191,7 @@ def albumentations_of(turn, box_format: str):
 @pytest.mark.parametrize(
     "transform", [T.RandomRotate90(p=1), T.RandomTranspose(p=1)], ids=["RandomRotate90", "RandomTranspose"]
 )
-def test_rotate90_and_transpose_move_targets_as_albumentations(monkeypatch, transform, box_format):
+def test_rotate90_and_transpose_move_targets_like_albumentations(monkeypatch, transform, box_format):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     count, random = 40, np.random.default_rng(0)
     sizes = random.integers(20, 40, (count, 2))
@@ -207,19 +207,19 @@ def test_rotate90_and_transpose_move_targets_as_albumentations(monkeypatch, tran
     ]
     apply_records(program.records, samples)
     batch = compile_stage(T.Chain([transform]), device="cpu", ragged="list")(RaggedImages.from_arrays(images), program)
-    seen = set()
+    turns_seen = set()
     for row, sample in enumerate(samples):
         mirrored = tuple(record.flipped[row].tolist())
         turns = {(False, False): 0, (True, False): 1, (True, True): 2, (False, True): 3}[mirrored]
-        theirs = albumentations_of(turns if isinstance(transform, T.RandomRotate90) else None, box_format)(
+        expected = make_albumentations(turns if isinstance(transform, T.RandomRotate90) else None, box_format)(
             image=images[row], bboxes=formatted_boxes[row], keypoints=points[row]
         )
-        seen.add(turns)
-        np.testing.assert_array_equal(batch[row].permute(1, 2, 0), theirs["image"])
+        turns_seen.add(turns)
+        np.testing.assert_array_equal(batch[row].permute(1, 2, 0), expected["image"])
         moved = from_xyxy(sample.boxes[0], box_format, np.dtype(np.float32))
-        np.testing.assert_allclose(moved, theirs["bboxes"], atol=1e-4)
-        np.testing.assert_allclose(sample.points[0], theirs["keypoints"], atol=1e-5)
-    assert len(seen) == (4 if isinstance(transform, T.RandomRotate90) else 1)
+        np.testing.assert_allclose(moved, expected["bboxes"], atol=1e-4)
+        np.testing.assert_allclose(sample.points[0], expected["keypoints"], atol=1e-5)
+    assert len(turns_seen) == (4 if isinstance(transform, T.RandomRotate90) else 1)
 
 
 @pytest.mark.parametrize("box_format", ["xyxy", "xywh", "cxcywh"])
@@ -244,4 +244,4 @@ def test_rotate90_and_transpose_move_boxes_with_their_masks(box_format, dtype):
         assert mask[*reversed(sample.points[0][0].tolist())] == 1
         assert sample.points[0][0, 0] in (columns.min(), columns.max())
         assert sample.points[0][0, 1] in (rows.min(), rows.max())
-    assert len({tuple(sample.boxes[0][0]) for sample in samples}) > 20
+    assert len({tuple(sample.boxes[0][0]) for sample in samples}) > 20, "too few boxes were moved to different places"

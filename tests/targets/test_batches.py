@@ -26,7 +26,7 @@ def test_dicts_with_boxes_are_collated_to_a_list():
     assert [target["boxes"].shape for target in targets] == [(0, 4), (1, 4), (2, 4)]
     assert [target["labels"].tolist() for target in targets] == [[], [0], [0, 1]]
     assert [(target["name"], target["id"]) for target in targets] == [("n0", 0), ("n1", 1), ("n2", 2)]
-    assert all(type(target["boxes"]) is torch.Tensor and target["boxes"].dtype == torch.float32 for target in targets)
+    assert [(type(target["boxes"]), target["boxes"].dtype) for target in targets] == [(torch.Tensor, torch.float32)] * 3
 
 
 def test_samples_that_are_dicts_with_boxes_are_collated_to_a_list():
@@ -62,9 +62,7 @@ def test_dicts_with_boxes_may_have_different_keys():
 
 
 def test_masks_outside_a_dict_with_boxes_are_stacked():
-    _images, masks = only_batch(
-        lambda i: (image(), gl.Mask(np.full((40, 50), i, np.int64))), transforms=[T.RandomCrop(9)]
-    )
+    _, masks = only_batch(lambda i: (image(), gl.Mask(np.full((40, 50), i, np.int64))), transforms=[T.RandomCrop(9)])
     assert (masks.shape, masks.dtype) == ((3, 9, 9), torch.int64)
     assert masks.amax(dim=(1, 2)).tolist() == [0, 1, 2]
     _, masks = only_batch(lambda i: (image(), gl.Mask(np.full((2, 40, 50), i, bool))))
@@ -83,12 +81,12 @@ def test_masks_are_padded_to_multiples_with_their_images(pad_to, axes):
     shape = (2,) * (axes - 2)
     sample = lambda i: (image(20 + i), gl.Mask(np.ones((*shape, 20 + i, 50), np.int32)))  # noqa: E731
     (images, sizes), (masks, mask_sizes) = only_batch(sample, ragged="pad", pad_to=pad_to)
-    (plain_images, plain_sizes), (plain_masks, _) = only_batch(sample, ragged="pad")
+    (unpadded_images, unpadded_sizes), (unpadded_masks, _) = only_batch(sample, ragged="pad")
     size = {1: (22, 50), 8: (24, 56), 32: (32, 64)}[pad_to]
     assert images.shape == (3, 3, *size)
     assert masks.shape == (3, *shape, *size)
-    assert sizes.tolist() == plain_sizes.tolist() == mask_sizes.tolist() == [[20, 50], [21, 50], [22, 50]]
-    for padded, unpadded in ((images, plain_images), (masks, plain_masks)):
+    assert sizes.tolist() == unpadded_sizes.tolist() == mask_sizes.tolist() == [[20, 50], [21, 50], [22, 50]]
+    for padded, unpadded in ((images, unpadded_images), (masks, unpadded_masks)):
         assert torch.equal(padded[..., :22, :50], unpadded)
         assert not padded[..., 22:, :].any()
         assert not padded[..., 50:].any()
@@ -127,12 +125,12 @@ def test_collate_fn_receives_targets_as_plain_tensors(workers):
 
 def test_multi_view_moves_targets_separately_for_each_view():
     views = T.MultiView([[T.CenterCrop(20)], [T.Resize((80, 100)), T.RandomHorizontalFlip(p=1)]])
-    (one, two), targets, (mask_one, mask_two) = only_batch(
+    (first_view, second_view), targets, (first_mask, second_mask) = only_batch(
         lambda i: (image(), {"boxes": gl.Boxes(boxes(1)), "id": i}, gl.Mask(np.ones((40, 50), np.uint8))),
         transforms=[views],
     )
-    assert (one.shape, two.shape) == ((3, 3, 20, 20), (3, 3, 80, 100))
-    assert (mask_one.shape, mask_two.shape) == ((3, 20, 20), (3, 80, 100))
+    assert (first_view.shape, second_view.shape) == ((3, 3, 20, 20), (3, 3, 80, 100))
+    assert (first_mask.shape, second_mask.shape) == ((3, 20, 20), (3, 80, 100))
     assert [view.tolist() for view in targets[0]["boxes"]] == [[[0, 0, 0, 10]], [[70, 10, 90, 40]]]
     assert targets[2]["id"] == 2
 
@@ -210,7 +208,7 @@ def test_to_dtype_converts_images_and_masks_by_type():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 def test_resized_boxes_have_their_dtype(dtype):
     _, moved = only_batch(lambda i: (image(), gl.Boxes(boxes(2).astype(dtype))), transforms=[T.Resize((20, 25))])
-    assert all(str(box_tensor.dtype) == f"torch.{np.dtype(dtype).name}" for box_tensor in moved)
+    assert [str(box_tensor.dtype) for box_tensor in moved] == [f"torch.{np.dtype(dtype).name}"] * 3
     assert moved[0].tolist() == np.array([[2.5, 2.5, 7.5, 10], [2.5, 2.5, 8, 10]]).astype(dtype).tolist()
 
 

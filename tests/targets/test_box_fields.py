@@ -1,4 +1,4 @@
-"""Fields that are dropped with their boxes: those that labels_getter returns, and those found next to the boxes."""
+"""Fields that are dropped with their boxes: values that labels_getter returns, and fields next to the boxes."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from gpuload import transforms as T
 # CROP drops some of these boxes, and SanitizeBoundingBoxes the middle one, which is too narrow.
 BOXES = np.array([[1, 2, 12, 14], [30, 5, 30.5, 30], [35, 25, 49, 39]], np.float32)
 CROP = T.RandomIoUCrop(sampler_options=[0.0], max_scale=0.6)
-NUMBERS = (1, 2, 3)
+LABELS = (1, 2, 3)
 
 
-def with_boxes(**more: Any) -> dict[str, Any]:
-    return {"boxes": gl.Boxes(BOXES), **more}
+def make_target(**fields: Any) -> dict[str, Any]:
+    return {"boxes": gl.Boxes(BOXES), **fields}
 
 
-def instances() -> gl.Mask:
-    return gl.Mask(np.array(NUMBERS, np.uint8)[:, None, None] * np.ones((40, 50), np.uint8))
+def make_masks() -> gl.Mask:
+    return gl.Mask(np.array(LABELS, np.uint8)[:, None, None] * np.ones((40, 50), np.uint8))
 
 
-def numbers() -> np.ndarray:
-    return np.array(NUMBERS)
+def make_labels() -> np.ndarray:
+    return np.array(LABELS)
 
 
-def batch_of(sample, transforms, length=12) -> Any:
+def load_batch(sample, transforms, length=12) -> Any:
     return only_batch(lambda i: sample(), length, transforms=transforms, ragged="list")
 
 
 # -- fields that labels_getter returns --------------------------------------------------------------------------------
 
 
-def detection():
-    points = np.array(NUMBERS, np.float32)[:, None, None] * np.ones((4, 2), np.float32)
-    return image(), with_boxes(
-        labels=numbers(),
-        area=np.array(NUMBERS, np.float32),
-        iscrowd=numbers(),
+def make_detection_sample():
+    points = np.array(LABELS, np.float32)[:, None, None] * np.ones((4, 2), np.float32)
+    return image(), make_target(
+        labels=make_labels(),
+        area=np.array(LABELS, np.float32),
+        iscrowd=make_labels(),
         visibility=np.ones((3, 4)),
         keypoints=gl.Keypoints(points),
-        masks=instances(),
+        masks=make_masks(),
         semantic=gl.Mask(np.zeros((40, 50), np.uint8)),
         scores=np.ones((3, 4)),
     )
@@ -59,7 +59,7 @@ def detection():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_sanitize_drops_the_values_that_labels_getter_returns(workers):
     def sample(i):
-        return *detection(), instances(), gl.Mask(np.zeros((3, 40, 50), np.uint8))
+        return *make_detection_sample(), make_masks(), gl.Mask(np.zeros((3, 40, 50), np.uint8))
 
     def getter(sample):
         return *(sample[1][key] for key in ("labels", "area", "keypoints", "scores")), sample[2]
@@ -77,8 +77,8 @@ def test_sanitize_drops_the_values_that_labels_getter_returns(workers):
 
 @pytest.mark.parametrize("chain", [[T.SanitizeBoundingBoxes()], [CROP], [CROP, T.SanitizeBoundingBoxes()]])
 def test_coco_fields_next_to_boxes_are_dropped_with_them(chain):
-    _, targets = batch_of(detection, chain)
-    assert any(len(target["boxes"]) < 3 for target in targets)
+    _, targets = load_batch(make_detection_sample, chain)
+    assert min(len(target["boxes"]) for target in targets) < 3, "no box was dropped"
     for target in targets:
         labels = target["labels"].tolist()
         assert len(labels) == len(target["boxes"])
@@ -87,24 +87,25 @@ def test_coco_fields_next_to_boxes_are_dropped_with_them(chain):
         assert target["visibility"].shape == (len(labels), 4)
         assert target["keypoints"].shape == (len(labels), 4, 2)
         assert target["semantic"].shape == target["masks"].shape[1:]
-        assert len(target["scores"]) == 3
+        assert len(target["scores"]) == 3  # not a COCO field, so it is left alone
 
 
 def test_sanitize_refuses_a_labels_getter_without_the_keypoints_of_the_boxes():
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["labels"])]
     text = "the keypoints next to them have one entry for each of the 3 boxes, but labels_getter= does not return them"
     with pytest.raises(gl.SampleError, match=text):
-        batch_of(detection, chain, 1)
-    _, (target,) = batch_of(detection, [T.SanitizeBoundingBoxes(labels_getter=None)], 1)
+        load_batch(make_detection_sample, chain, 1)
+    _, (target,) = load_batch(make_detection_sample, [T.SanitizeBoundingBoxes(labels_getter=None)], 1)
     assert [len(target[name]) for name in ("boxes", "masks", "keypoints", "labels")] == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("sanitize", [True, False])
 def test_iou_crop_drops_the_values_that_a_later_labels_getter_returns(sanitize):
     getter = lambda sample: [sample[1][key] for key in ("labels", "area", "keypoints")]  # noqa: E731
-    behind = [T.Resize((30, 30)), T.SanitizeBoundingBoxes(labels_getter=getter)] if sanitize else []
-    _, targets = batch_of(detection, [T.RandomIoUCrop(), *behind], 40)
+    later_transforms = [T.Resize((30, 30)), T.SanitizeBoundingBoxes(labels_getter=getter)] if sanitize else []
+    _, targets = load_batch(make_detection_sample, [T.RandomIoUCrop(), *later_transforms], 40)
     counts = [len(target["boxes"]) for target in targets]
+    # the crop leaves at least one box, but SanitizeBoundingBoxes may leave none
     assert (0 if sanitize else 1) <= min(counts) < max(counts)
     for target, count in zip(targets, counts, strict=True):
         assert len(target["labels"]) == len(target["masks"]) == count
@@ -116,11 +117,11 @@ def test_sanitize_retains_keypoints_that_do_not_belong_to_boxes():
     def sample():
         return (
             image(),
-            with_boxes(labels=numbers(), corners=gl.Keypoints(np.ones((3, 2)))),
+            make_target(labels=make_labels(), corners=gl.Keypoints(np.ones((3, 2)))),
             gl.Keypoints(np.ones((3, 1, 2))),
         )
 
-    _, targets, keypoints = batch_of(sample, [T.SanitizeBoundingBoxes()], 2)
+    _, targets, keypoints = load_batch(sample, [T.SanitizeBoundingBoxes()], 2)
     assert [(len(target["labels"]), len(target["corners"])) for target in targets] == [(2, 3)] * 2
     assert [len(points) for points in keypoints] == [3, 3]
 
@@ -131,13 +132,13 @@ def test_labels_getter_may_return_torchvisions_keypoints_and_masks():
     def sample():
         return tv_tensors.Image(torch.zeros(3, 40, 50, dtype=torch.uint8)), {
             "boxes": tv_tensors.BoundingBoxes(torch.from_numpy(BOXES), format="XYXY", canvas_size=(40, 50)),
-            "labels": torch.tensor(NUMBERS),
-            "points": tv_tensors.KeyPoints(torch.tensor(NUMBERS).float()[:, None].expand(3, 2), canvas_size=(40, 50)),
-            "masks": tv_tensors.Mask(torch.from_numpy(instances().array)),
+            "labels": torch.tensor(LABELS),
+            "points": tv_tensors.KeyPoints(torch.tensor(LABELS).float()[:, None].expand(3, 2), canvas_size=(40, 50)),
+            "masks": tv_tensors.Mask(torch.from_numpy(make_masks().array)),
         }
 
     getter = lambda sample: [sample[1][key] for key in ("labels", "points", "masks")]  # noqa: E731
-    _, targets = batch_of(sample, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
+    _, targets = load_batch(sample, [T.SanitizeBoundingBoxes(labels_getter=getter)], 2)
     for target in targets:
         assert target["labels"].tolist() == [1, 3]
         assert target["points"].tolist() == [[1, 1], [3, 3]]
@@ -145,7 +146,8 @@ def test_labels_getter_may_return_torchvisions_keypoints_and_masks():
 
 
 def test_sanitize_refuses_a_semantic_mask_from_labels_getter():
-    sample = lambda i: (image(), {"boxes": gl.Boxes(np.tile(BOXES[:1], (40, 1))), "m": gl.Mask(pixels()[..., 0])})  # noqa: E731
+    boxes = gl.Boxes(np.tile(BOXES[:1], (40, 1)))  # as many as the mask has rows: only its two axes show its kind
+    sample = lambda i: (image(), {"boxes": boxes, "m": gl.Mask(pixels()[..., 0])})  # noqa: E731
     chain = [T.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[1]["m"])]
     with pytest.raises(gl.SampleError, match=r"must have shape N×H×W, got shape \(40, 50\); do not return"):
         only_batch(sample, 2, transforms=chain)
@@ -169,28 +171,28 @@ class Row(NamedTuple):
 @pytest.mark.parametrize(
     ("sample", "boxes_and_labels"),
     [
-        (lambda: (image(), with_boxes(labels=numbers())), lambda b, n: (b[1][n]["boxes"], b[1][n]["labels"])),
-        (lambda: (image(), 7, with_boxes(Labels=numbers())), lambda b, n: (b[2][n]["boxes"], b[2][n]["Labels"])),
+        (lambda: (image(), make_target(labels=make_labels())), lambda b, n: (b[1][n]["boxes"], b[1][n]["labels"])),
+        (lambda: (image(), 7, make_target(Labels=make_labels())), lambda b, n: (b[2][n]["boxes"], b[2][n]["Labels"])),
         # There happen to be as many image labels as boxes.
-        (lambda: (image(), numbers(), with_boxes(labels=numbers())),
+        (lambda: (image(), make_labels(), make_target(labels=make_labels())),
          lambda b, n: (b[2][n]["boxes"], b[2][n]["labels"])),
-        (lambda: {"image": gl.Image(pixels()), "label": 5, "target": with_boxes(labels=torch.tensor(NUMBERS))},
+        (lambda: {"image": gl.Image(pixels()), "label": 5, "target": make_target(labels=torch.tensor(LABELS))},
          lambda b, n: (b["target"][n]["boxes"], b["target"][n]["labels"])),
-        (lambda: (image(), Target(gl.Boxes(BOXES), numbers())), lambda b, n: (b[1][n].boxes, b[1][n].class_labels)),
-        (lambda: Row(image(), gl.Boxes(BOXES), numbers()), lambda b, n: (b.boxes[n], b.label_ids[n])),
-        (lambda: (image(), with_boxes(label_name="cat", label_ids=numbers(), area=np.ones(3))),
+        (lambda: (image(), Target(gl.Boxes(BOXES), make_labels())), lambda b, n: (b[1][n].boxes, b[1][n].class_labels)),
+        (lambda: Row(image(), gl.Boxes(BOXES), make_labels()), lambda b, n: (b.boxes[n], b.label_ids[n])),
+        (lambda: (image(), make_target(label_name="cat", label_ids=make_labels(), area=np.ones(3))),
          lambda b, n: (b[1][n]["boxes"], b[1][n]["label_ids"])),
         # torchvision finds labels in this place, too.
-        (lambda: (image(), numbers(), gl.Boxes(BOXES)), lambda b, n: (b[2][n], b[1][n])),
+        (lambda: (image(), make_labels(), gl.Boxes(BOXES)), lambda b, n: (b[2][n], b[1][n])),
     ],
 )  # fmt: skip
 def test_iou_crop_drops_the_labels_of_dropped_boxes(sample, boxes_and_labels):
-    batch = batch_of(sample, [CROP])
+    batch = load_batch(sample, [CROP])
     counts = set()
     for number in range(12):
         boxes, labels = boxes_and_labels(batch, number)
         assert len(labels) == len(boxes)
-        assert set(labels.tolist()) <= set(NUMBERS)
+        assert set(labels.tolist()) <= set(LABELS)
         counts.add(len(boxes))
     assert min(counts) < 3
 
@@ -198,26 +200,26 @@ def test_iou_crop_drops_the_labels_of_dropped_boxes(sample, boxes_and_labels):
 @pytest.mark.parametrize(
     ("sample", "text"),
     [
-        (lambda: (image(), gl.Boxes(BOXES), numbers()),
+        (lambda: (image(), gl.Boxes(BOXES), make_labels()),
          r"unclear whether 2, of shape \(3,\), next to the boxes belongs to"),
-        (lambda: (image(), with_boxes(classes=numbers())),
+        (lambda: (image(), make_target(classes=make_labels())),
          r"'classes', of shape \(3,\).*SanitizeBoundingBoxes\(labels_get"),
-        (lambda: (image(), with_boxes(scores=torch.ones(3, 2))),
+        (lambda: (image(), make_target(scores=torch.ones(3, 2))),
          r"no labels were found, .*'scores', of shape \(3, 2\)"),
-        (lambda: (image(), with_boxes(labels=[1, 2, 3])), r"RandomIoUCrop: the labels of .*got list: \[1, 2, 3\]"),
-        (lambda: (image(), 7, with_boxes(labels=[1, 2, 3])),
+        (lambda: (image(), make_target(labels=[1, 2, 3])), r"RandomIoUCrop: the labels of .*got list: \[1, 2, 3\]"),
+        (lambda: (image(), 7, make_target(labels=[1, 2, 3])),
          r"must be arrays or tensors with one entry.*got list: \[1, 2, 3\]"),
     ],
 )  # fmt: skip
 def test_iou_crop_raises_an_error_with_a_remedy_for_ambiguous_labels(sample, text):
     with pytest.raises(gl.SampleError, match=text):
-        batch_of(sample, [T.Resize((40, 50)), CROP])
+        load_batch(sample, [T.Resize((40, 50)), CROP])
 
 
 @pytest.mark.parametrize("getter", [lambda sample: sample[2], None])
 def test_a_labels_getter_resolves_ambiguous_labels(getter):
     batch = only_batch(
-        lambda i: (image(), gl.Boxes(BOXES), numbers()),
+        lambda i: (image(), gl.Boxes(BOXES), make_labels()),
         12,
         transforms=[CROP, T.SanitizeBoundingBoxes(labels_getter=getter)],
         collate_fn=lambda samples: [(len(boxes), len(labels)) for _, boxes, labels in samples],
@@ -231,23 +233,23 @@ def test_a_labels_getter_resolves_ambiguous_labels(getter):
     "sample",
     [
         lambda: (image(), gl.Boxes(BOXES)),
-        lambda: (image(), with_boxes(image_id=7, name="a", size=np.array([40, 50]))),
+        lambda: (image(), make_target(image_id=7, name="a", size=np.array([40, 50]))),
         lambda: {"image": np.zeros((3, 40, 3), np.uint8), "boxes": gl.Boxes(BOXES / 20)},  # the image has three rows
     ],
 )
 def test_iou_crop_accepts_samples_with_boxes_but_without_labels(sample):
-    assert len(batch_of(sample, [T.RandomIoUCrop()]))
+    load_batch(sample, [T.RandomIoUCrop()])
 
 
-@pytest.mark.parametrize("order", [(None, "default"), ("default", None)])
-def test_labels_of_one_transform_are_dropped_by_all_transforms_that_drop_boxes(order):
+@pytest.mark.parametrize("getters", [(None, "default"), ("default", None)])
+def test_labels_of_one_transform_are_dropped_by_all_transforms_that_drop_boxes(getters):
     chain = [
         CROP,
-        T.SanitizeBoundingBoxes(labels_getter=order[0]),
+        T.SanitizeBoundingBoxes(labels_getter=getters[0]),
         T.RandomChoice([T.CenterCrop(12), T.RandomIoUCrop()]),
-        T.SanitizeBoundingBoxes(min_size=3, labels_getter=order[1]),
+        T.SanitizeBoundingBoxes(min_size=3, labels_getter=getters[1]),
     ]
-    _, targets = batch_of(lambda: (image(), with_boxes(labels=numbers(), masks=instances())), chain, 40)
+    _, targets = load_batch(lambda: (image(), make_target(labels=make_labels(), masks=make_masks())), chain, 40)
     for target in targets:
         assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])
         assert target["masks"].amax(dim=(1, 2)).tolist() == target["labels"].tolist()
@@ -274,13 +276,13 @@ def test_a_mask_outside_the_dict_of_a_single_box_is_semantic(ragged):
 
 
 def test_sanitize_drops_instance_masks_that_are_nested_deeper_than_boxes():
-    sample = lambda: (image(), with_boxes(labels=numbers(), more={"masks": [instances()]}))  # noqa: E731
-    _, targets = batch_of(sample, [T.SanitizeBoundingBoxes()], 2)
+    sample = lambda: (image(), make_target(labels=make_labels(), more={"masks": [make_masks()]}))  # noqa: E731
+    _, targets = load_batch(sample, [T.SanitizeBoundingBoxes()], 2)
     assert [target["more"]["masks"][0].amax(dim=(1, 2)).tolist() for target in targets] == [[1, 3]] * 2
 
 
 def test_iou_crop_drops_masks_of_boxes_without_a_batch_size():
-    sample = lambda i: (image(), 7, with_boxes(labels=numbers(), masks=instances()))  # noqa: E731
+    sample = lambda i: (image(), 7, make_target(labels=make_labels(), masks=make_masks()))  # noqa: E731
     with gl.Loader(MapDataset(sample, 12), None, transforms=[CROP], num_workers=0, device="cpu") as loader:
         targets = [target for _, _, target in loader]
     assert min(len(target["boxes"]) for target in targets) < 3

@@ -14,27 +14,27 @@ from gpuload.transforms.base import Uniforms
 from gpuload.transforms.program.ops import Box
 
 KEY = epoch_key(5, 0)
-SIZE = (90, 120)
+SIZE_HW = (90, 120)
 BOXES = np.array([[10.0, 10, 40, 50], [60, 30, 110, 80], [30, 60, 50, 85]])
 
 
-def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, first: int = 0) -> Box:
-    positions = np.arange(first, first + count)
-    return transform.draw(Uniforms(KEY, positions, 0, [boxes] * count), np.array([SIZE] * count))  # pyright: ignore
+def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, first_position: int = 0) -> Box:
+    positions = np.arange(first_position, first_position + count)
+    return transform.draw(Uniforms(KEY, positions, 0, [boxes] * count), np.array([SIZE_HW] * count))  # pyright: ignore
 
 
 def published_crop(
     random: np.random.Generator, options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)
 ) -> list[float]:
     """Draw a crop by the published definition: left, top, width, height, and the number of boxes that remain."""
-    height, width = SIZE
+    height, width = SIZE_HW
     while True:
         overlap = options[random.integers(len(options))]
         if overlap >= 1:
             return [0, 0, width, height, len(BOXES)]
         for _ in range(trials):
-            across, down = random.uniform(*scale, 2)
-            new_width, new_height = int(width * across), int(height * down)
+            width_share, height_share = random.uniform(*scale, 2)
+            new_width, new_height = int(width * width_share), int(height * height_share)
             if not ratio[0] <= new_width / new_height <= ratio[1]:
                 continue
             left, top = int((width - new_width) * random.random()), int((height - new_height) * random.random())
@@ -42,13 +42,13 @@ def published_crop(
             inside = (left < x) & (x < left + new_width) & (top < y) & (y < top + new_height)
             if not inside.any():
                 continue
-            best = 0.0
+            max_overlap = 0.0
             for box in BOXES[inside]:
                 w = max(0.0, min(box[2], left + new_width) - max(box[0], left))
                 h = max(0.0, min(box[3], top + new_height) - max(box[1], top))
                 area = (box[2] - box[0]) * (box[3] - box[1])
-                best = max(best, w * h / (area + new_width * new_height - w * h))
-            if best < overlap:
+                max_overlap = max(max_overlap, w * h / (area + new_width * new_height - w * h))
+            if max_overlap < overlap:
                 continue
             return [left, top, new_width, new_height, int(inside.sum())]
 
@@ -60,14 +60,15 @@ def published_crop(
 def test_iou_crops_are_distributed_as_published(options, trials):
     count = 3000
     drawn = draw(T.RandomIoUCrop(sampler_options=options, trials=trials), count)
-    ours = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept_boxes.sum(axis=1)])
+    crops = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept_boxes.sum(axis=1)])
     random = np.random.default_rng(0)
-    theirs = np.array([published_crop(random, options, trials) for _ in range(count)])
+    published_crops = np.array([published_crop(random, options, trials) for _ in range(count)])
     for column in range(4):
-        assert scipy.stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
-    tables = np.array([[(counts == n).sum() for n in range(1, 4)] for counts in (ours[:, 4], theirs[:, 4])])
+        assert scipy.stats.ks_2samp(crops[:, column], published_crops[:, column]).pvalue > 1e-3
+    tables = np.array([[(counts == n).sum() for n in range(1, 4)] for counts in (crops[:, 4], published_crops[:, 4])])
     assert scipy.stats.chi2_contingency(tables).pvalue > 1e-3
-    complete_shares = [(rows[:, 2:4] == SIZE[::-1]).all(axis=1).mean() for rows in (ours, theirs)]
+    complete_shares = [(rows[:, 2:4] == SIZE_HW[::-1]).all(axis=1).mean() for rows in (crops, published_crops)]
+    # four standard deviations of a difference of two frequencies
     assert abs(complete_shares[0] - complete_shares[1]) < 4 * (0.25 * 2 / count) ** 0.5
 
 
@@ -75,8 +76,8 @@ def test_iou_crops_are_inside_the_image_and_list_the_boxes_inside_them():
     drawn = draw(T.RandomIoUCrop(), 500)
     top, left, height, width = drawn.box_tlhw.T
     assert (drawn.box_tlhw[:, :2] >= 0).all()
-    assert (top + height <= SIZE[0]).all()
-    assert (left + width <= SIZE[1]).all()
+    assert (top + height <= SIZE_HW[0]).all()
+    assert (left + width <= SIZE_HW[1]).all()
     assert ((width / height >= 0.5) & (width / height <= 2)).all()
     x, y = (BOXES[:, :2] + BOXES[:, 2:]).T / 2
     inside = (left[:, None] < x) & (x < (left + width)[:, None]) & (top[:, None] < y) & (y < (top + height)[:, None])
@@ -90,7 +91,7 @@ def test_iou_crops_are_inside_the_image_and_list_the_boxes_inside_them():
 )
 def test_iou_crop_without_a_possible_box_is_the_complete_image(crop, boxes):
     record = draw(crop, 20, boxes)
-    np.testing.assert_array_equal(record.box_tlhw, [[0, 0, *SIZE]] * 20)
+    np.testing.assert_array_equal(record.box_tlhw, [[0, 0, *SIZE_HW]] * 20)
     assert record.kept_boxes.all()
 
 
@@ -98,8 +99,8 @@ def test_iou_crop_without_a_possible_box_is_the_complete_image(crop, boxes):
 def test_iou_crops_have_torchvisions_areas_and_numbers_of_boxes():
     tv_tensors, v2 = torchvision().tv_tensors, torchvision().transforms.v2
     torch.manual_seed(0)
-    boxes = tv_tensors.BoundingBoxes(torch.from_numpy(BOXES).float(), format="XYXY", canvas_size=SIZE)
-    image = tv_tensors.Image(torch.zeros(1, *SIZE, dtype=torch.uint8))
+    boxes = tv_tensors.BoundingBoxes(torch.from_numpy(BOXES).float(), format="XYXY", canvas_size=SIZE_HW)
+    image = tv_tensors.Image(torch.zeros(1, *SIZE_HW, dtype=torch.uint8))
     crop = v2.RandomIoUCrop()
     areas, box_counts = [], []
     for _ in range(400):
@@ -112,8 +113,8 @@ def test_iou_crops_have_torchvisions_areas_and_numbers_of_boxes():
 
 
 def test_convert_bounding_box_format_accepts_torchvisions_enum():
-    theirs = torchvision().tv_tensors.BoundingBoxFormat.CXCYWH
-    assert T.ConvertBoundingBoxFormat(theirs) == T.ConvertBoundingBoxFormat("cxcywh")
+    torchvision_format = torchvision().tv_tensors.BoundingBoxFormat.CXCYWH
+    assert T.ConvertBoundingBoxFormat(torchvision_format) == T.ConvertBoundingBoxFormat("cxcywh")
 
 
 def test_labels_getter_does_not_change_the_fingerprint():

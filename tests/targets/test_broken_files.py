@@ -44,18 +44,18 @@ def test_the_error_of_a_truncated_file_names_it_among_several(second_kind, num_w
     assert caught.value.source == "broken.png"
 
 
-@pytest.mark.parametrize(("place", "data"), [("header", b"no image"), ("pixels", None)])
+@pytest.mark.parametrize(("damage", "data"), [("header", b"no image"), ("pixels", None)])
 @pytest.mark.parametrize(
-    ("sources", "named"),
+    ("sources", "expected_source"),
     [((None, None), None), ((None, "second.png"), None), (("first.png", "second.png"), "first.png")],
 )
-def test_an_error_of_an_image_does_not_name_the_file_of_its_mask(place, data, sources, named):
+def test_an_error_of_an_image_does_not_name_the_file_of_its_mask(damage, data, sources, expected_source):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
     image = gl.Encoded(encode(pixels, "PNG")[:-3000] if data is None else data, source=sources[0])
     mask = gl.Mask(gl.Encoded(encode(pixels[..., 0], "PNG"), "unchanged", source=sources[1]))
     with pytest.raises(gl.SampleError, match=r"\(in sample\[0\]\)") as caught:
         list(gl.Loader([(image, mask)], 1, num_workers=0, device="cpu"))
-    assert caught.value.source == named
+    assert caught.value.source == expected_source
 
 
 def test_the_error_of_an_invalid_header_names_the_file_of_its_image():

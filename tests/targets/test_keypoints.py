@@ -23,9 +23,10 @@ def random_points(index: int, shape: tuple[int, ...], dtype: Any = np.float32) -
     return points.astype(dtype)
 
 
-def sample(index: int, shape: tuple[int, ...], dtype: Any = np.float32, **more: Any) -> Any:
+def sample(index: int, shape: tuple[int, ...], dtype: Any = np.float32, **fields: Any) -> Any:
     points = random_points(index, (*shape, 2), dtype)
-    return image(HEIGHT, WIDTH), {"points": gl.Keypoints(points), "labels": np.arange(len(points)) + 10 * index, **more}
+    labels = np.arange(len(points)) + 10 * index
+    return image(HEIGHT, WIDTH), {"points": gl.Keypoints(points), "labels": labels, **fields}
 
 
 def torchvision_result(transform: Any, index: int, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -84,8 +85,8 @@ def test_sanitize_keypoints_drops_different_points_in_each_view():
 
     _, targets = only_batch(make, 3, transforms=[views, T.SanitizeKeyPoints()])
     for target in targets:
-        small, large = target["points"]
-        assert len(small) < len(large) < 40
+        points_of_small_crop, points_of_large_crop = target["points"]
+        assert len(points_of_small_crop) < len(points_of_large_crop) < 40
     text = "SanitizeKeyPoints drops different keypoints in each view of a MultiView"
     with pytest.raises(gl.SampleError, match=text):
         only_batch(make, 3, transforms=[views, T.SanitizeKeyPoints("default")])

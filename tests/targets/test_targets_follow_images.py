@@ -51,7 +51,7 @@ def test_geometric_transforms_move_targets_with_the_image(name, box_format):
         for batch in loader:
             for image, target, mask in zip(*batch, strict=True):
                 visible_dots += check_targets(image.numpy(), target, mask.numpy())
-    assert visible_dots >= 12
+    assert visible_dots >= 12, "too few of the 36 dots are visible to test their positions"
 
 
 def check_targets(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.ndarray) -> int:
@@ -71,7 +71,7 @@ def check_targets(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.n
         assert columns.max() <= right + 1
         assert top - 1 <= rows.min()
         assert rows.max() <= bottom + 1
-    seen = 0
+    visible_dots = 0
     for (x, y), color in zip(target["keypoints"].tolist(), DOTS, strict=True):
         if not (5 <= x <= width - 6 and 5 <= y <= height - 6):
             continue
@@ -79,8 +79,8 @@ def check_targets(image: np.ndarray, target: dict[str, torch.Tensor], mask: np.n
         assert len(rows), "a dot must be where its keypoint is"
         assert abs(columns.mean() - x) < 2
         assert abs(rows.mean() - y) < 2
-        seen += 1
-    return seen
+        visible_dots += 1
+    return visible_dots
 
 
 def test_flips_move_keypoints_to_the_mirrored_pixel():
@@ -97,17 +97,17 @@ def test_flips_move_keypoints_to_the_mirrored_pixel():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rotate90_moves_keypoints_to_pixels_and_rotation_to_corners_of_pixels(seed):
-    # `RandomRotate90` moves keypoints as flips do, and `RandomRotation` as torchvision does.
+    # `RandomRotate90` moves keypoints like flips, and `RandomRotation` like torchvision.
     image = np.zeros((20, 30, 3), np.uint8)
     image[5, 3] = 255
-    places = []
+    keypoints_and_pixels = []
     for transform in (T.RandomRotate90(p=1), T.RandomRotation((90, 90), expand=True)):
         sample = (image, gl.Keypoints([[3, 5]]))
         with gl.Loader([sample], transforms=[transform], num_workers=0, device="cpu", seed=seed) as loader:
             [[images, points]] = list(loader)
         [[row, column]] = images[0, 0].nonzero().tolist()
-        places.append((points[0].tolist(), [[column, row]]))
-    (turned, pixel), (rotated, rotated_pixel) = places
+        keypoints_and_pixels.append((points[0].tolist(), [[column, row]]))
+    (turned, pixel), (rotated, rotated_pixel) = keypoints_and_pixels
     assert turned == pixel
     assert rotated_pixel == [[5, 30 - 1 - 3]]
     assert rotated == [[5, 30 - 3]]
@@ -146,7 +146,7 @@ class ScenesWithSeveralBoxes(Scenes):
         return image, target, mask
 
 
-def epoch(samples=16, **options):
+def load_epoch(samples=16, **options):
     options = {"batch_size": 4, "transforms": RECIPE, "shuffle": True, "seed": 3, "device": "cpu", **options}
     with gl.Loader(ScenesWithSeveralBoxes(samples), **options) as loader:
         return list(loader)
@@ -154,8 +154,8 @@ def epoch(samples=16, **options):
 
 @pytest.mark.processes
 def test_workers_give_the_targets_of_the_main_process():
-    expected = epoch(num_workers=0)
-    assert alike(epoch(num_workers=2, chunk_size=3), expected)
+    expected = load_epoch(num_workers=0)
+    assert alike(load_epoch(num_workers=2, chunk_size=3), expected)
     sizes = [len(target["boxes"]) for _, targets, _ in expected for target in targets]
     assert 0 < sum(sizes) < sum(index % 4 for index in range(16))
     for _, targets, _ in expected:
@@ -168,25 +168,25 @@ def test_workers_give_the_targets_of_the_main_process():
 
 @pytest.mark.cuda
 def test_targets_on_a_gpu_equal_those_on_the_cpu():
-    for expected, on_gpu in zip(epoch(num_workers=0), epoch(num_workers=2, device="cuda"), strict=True):
-        tensors = [*on_gpu[1], {"masks": on_gpu[2]}]
-        assert all(
-            tensor.is_cuda for target in tensors for tensor in target.values() if isinstance(tensor, torch.Tensor)
-        )
-        for expected_values, values in zip([*expected[1], {"masks": expected[2]}], tensors, strict=True):
-            for name, value in expected_values.items():
-                if isinstance(value, torch.Tensor):
-                    torch.testing.assert_close(value, values[name].cpu(), rtol=0, atol=0)
+    for expected, on_gpu in zip(load_epoch(num_workers=0), load_epoch(num_workers=2, device="cuda"), strict=True):
+        (_, targets, masks), (_, expected_targets, expected_masks) = on_gpu, expected
+        rows = zip([*targets, {"masks": masks}], [*expected_targets, {"masks": expected_masks}], strict=True)
+        for values, expected_values in rows:
+            for name, expected_value in expected_values.items():
+                if isinstance(expected_value, torch.Tensor):
+                    assert values[name].is_cuda, name
+                    torch.testing.assert_close(values[name].cpu(), expected_value, rtol=0, atol=0)
 
 
 @pytest.mark.processes
 def test_nested_and_repeated_iou_crops_move_boxes_with_their_masks():
-    inner = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
-    again = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])
-    transforms = [T.RandomZoomOut(p=0.5), inner, T.Resize(60), again, T.SanitizeBoundingBoxes(), T.Resize((40, 40))]
+    first_crop = T.RandomApply([T.RandomHorizontalFlip(), T.RandomIoUCrop()], p=0.6)
+    second_crop = T.RandomOrder([T.RandomIoUCrop(), T.RandomVerticalFlip()])
+    last_steps = [T.SanitizeBoundingBoxes(), T.Resize((40, 40))]
+    transforms = [T.RandomZoomOut(p=0.5), first_crop, T.Resize(60), second_crop, *last_steps]
     options = {"samples": 32, "batch_size": 8, "transforms": transforms, "chunk_size": 3}
-    box_count, expected = 0, epoch(num_workers=0, **options)
-    assert alike(epoch(num_workers=2, **options), expected)
+    box_count, expected = 0, load_epoch(num_workers=0, **options)
+    assert alike(load_epoch(num_workers=2, **options), expected)
     for _, targets, _ in expected:
         for target in targets:
             assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"])

@@ -28,7 +28,7 @@ EXIF_HINT = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True
 
 def encode_image(orientation: int = 1, kind: str = "JPEG") -> bytes:
     file, exif = io.BytesIO(), PILImage.Exif()
-    exif[0x0112] = orientation
+    exif[0x0112] = orientation  # the tag of the orientation
     PILImage.fromarray(smooth_image(HEIGHT, WIDTH, 3)).save(file, kind, exif=exif)
     return file.getvalue()
 
@@ -93,7 +93,7 @@ def test_boxes_for_the_exif_rotated_size_of_an_image_are_warned_of_once(
         load_targets(stored, decode=gl.Decode(exif=True))
 
 
-def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
+def test_boxes_for_a_wrong_image_size_are_warned_of_for_the_first_image_only() -> None:
     data = FunctionList([sample_with_boxes((5, 5), encode_image(), name) for name in ("a.jpg", "b.jpg", "c.jpg")])
     with gl.Loader(data, 2, num_workers=0, device="cpu", ragged="list") as loader:
         with pytest.warns(RuntimeWarning, match=r"^the boxes of 'a.jpg' are for an image of 5×5 ") as caught:
@@ -102,7 +102,7 @@ def test_boxes_of_another_size_are_warned_of_for_the_first_image_only() -> None:
         list(loader)  # does not warn again
 
 
-def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> None:
+def test_boxes_for_a_wrong_image_size_are_warned_of_next_to_unrecognized_targets() -> None:
     def make_sample() -> Any:
         image, target = sample_with_boxes((WIDTH, HEIGHT), encode_image(6))()
         return image, {**target, "keypoints": np.zeros((1, 2, 3), np.float32)}
@@ -114,21 +114,18 @@ def test_boxes_of_another_size_are_warned_of_next_to_unrecognized_targets() -> N
     assert texts[1].endswith(EXIF_HINT)
 
 
-@pytest.mark.parametrize(
-    ("make", "remark"),
-    [
-        (sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")), f"an image of {SWAPPED}: {EXIF_HINT}"),
-        (sample_with_boxes((WIDTH, HEIGHT), encode_image(3)), f"{SWAPPED}: height and width are swapped; rotate the"),
-        (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
-        (sample_with_boxes((WIDTH, HEIGHT), encode_image(), None), f"boxes of a sample are for an image of {SWAPPED}"),
-        (sample_with_boxes((48, 80), encode_image()), "scale the targets as the image was scaled, or return the image"),
-        (
-            lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
-            "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
-        ),
-    ],
-)
-def test_the_warning_of_boxes_of_another_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
+@pytest.mark.parametrize(("make", "remark"), [
+    (sample_with_boxes((WIDTH, HEIGHT), encode_image(8, "PNG")), f"an image of {SWAPPED}: {EXIF_HINT}"),
+    (sample_with_boxes((WIDTH, HEIGHT), encode_image(3)), f"{SWAPPED}: height and width are swapped; rotate the"),
+    (lambda: (gl.Encoded(encode_image(6)), {"boxes": torchvision_boxes()}), EXIF_HINT),
+    (sample_with_boxes((WIDTH, HEIGHT), encode_image(), None), f"boxes of a sample are for an image of {SWAPPED}"),
+    (sample_with_boxes((48, 80), encode_image()), "scale the targets as the image was scaled, or return the image"),
+    (
+        lambda: (np.zeros((20, 30, 3), np.uint8), {"boxes": gl.Boxes([[1, 2, 3, 4]], canvas_hw=(30, 20))}),
+        "is decoded to 20×30: height and width are swapped; rotate the image or the targets",
+    ),
+])  # fmt: skip
+def test_the_warning_of_boxes_for_a_wrong_image_size_names_the_remedy(make: Callable[[], Any], remark: str) -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(remark)):
         load_targets(FunctionList([make]))
 
@@ -150,7 +147,9 @@ def test_a_mask_for_the_exif_rotated_size_of_an_image_is_refused_with_the_remedy
 
 def test_cached_boxes_keep_their_canvas_hw(make_coco: Callable[..., gl.Coco]) -> None:
     cached = gl.Cached(make_coco((WIDTH, HEIGHT), targets=()), 1 << 20)
-    assert [cached[29][1]["boxes"].canvas_hw for _ in range(2)] == [(WIDTH, HEIGHT)] * 2
+    for _ in range(2):  # the sample is read from the file, and then from the cache
+        _, target = cached[29]
+        assert target["boxes"].canvas_hw == (WIDTH, HEIGHT)
 
 
 FLIP = [gl.transforms.RandomHorizontalFlip()]
@@ -161,29 +160,26 @@ def sample_with_target(target: Any) -> Callable[[], Any]:
     return lambda: (gl.Image(np.zeros((HEIGHT, WIDTH, 3), np.uint8)), {"target": target})
 
 
-@pytest.mark.parametrize(
-    ("target", "warning"),
-    [
-        (
-            gl.Boxes(NORMALIZED),
-            'all boxes of sample[1]["target"] lie in 0 … 1 (0.1 … 0.4), but boxes are in pixels, and the image has '
-            "24×40 (height × width): multiply by (width, height, width, height)",
-        ),
-        (gl.Boxes([[0.5, 0.5, 1, 1]], "cxcywh"), 'all boxes of sample[1]["target"] lie in 0 … 1 (0.5 … 1)'),
-        (
-            gl.Keypoints([[[0.5, 0.25], [np.nan, np.nan]]]),
-            'all keypoints of sample[1]["target"] lie in 0 … 1 (0.25 … 0.5), but keypoints are in pixels, and the '
-            "image has 24×40 (height × width): multiply by (width, height)",
-        ),
-        (
-            gl.Boxes([[10, 10, 20, 20], [50, 10, 70, 20], [10, 40, 20, 80]], "xyxy"),
-            '2 of 3 boxes of sample[1]["target"] lie outside their image, which has 24×40 (height × width), such as '
-            "[50, 10, 70, 20] (left, top, right, bottom): if the image was resized, resize the boxes too; if not, "
-            "check the format, which is 'xyxy'",
-        ),
-    ],
-)
-def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, warning: str) -> None:
+@pytest.mark.parametrize(("target", "warning"), [
+    (
+        gl.Boxes(NORMALIZED),
+        'all boxes of sample[1]["target"] lie in 0 … 1 (0.1 … 0.4), but boxes are in pixels, and the image has '
+        "24×40 (height × width): multiply by (width, height, width, height)",
+    ),
+    (gl.Boxes([[0.5, 0.5, 1, 1]], "cxcywh"), 'all boxes of sample[1]["target"] lie in 0 … 1 (0.5 … 1)'),
+    (
+        gl.Keypoints([[[0.5, 0.25], [np.nan, np.nan]]]),
+        'all keypoints of sample[1]["target"] lie in 0 … 1 (0.25 … 0.5), but keypoints are in pixels, and the '
+        "image has 24×40 (height × width): multiply by (width, height)",
+    ),
+    (
+        gl.Boxes([[10, 10, 20, 20], [50, 10, 70, 20], [10, 40, 20, 80]], "xyxy"),
+        '2 of 3 boxes of sample[1]["target"] lie outside their image, which has 24×40 (height × width), such as '
+        "[50, 10, 70, 20] (left, top, right, bottom): if the image was resized, resize the boxes too; if not, "
+        "check the format, which is 'xyxy'",
+    ),
+])  # fmt: skip
+def test_targets_that_are_not_in_pixels_are_warned_of_once(target: Any, warning: str) -> None:
     data = FunctionList(map(sample_with_target, (gl.Boxes([[1, 2, 3, 4]]), target, target)))
     for transforms in (FLIP, [gl.transforms.Resize((8, 8))]):
         with pytest.warns(RuntimeWarning, match=starting(warning)) as caught:
@@ -191,17 +187,14 @@ def test_targets_in_another_unit_than_pixels_are_warned_of_once(target: Any, war
         assert len(caught) == 1
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        gl.Boxes([]),
-        gl.Boxes([[0, 0, 1, 1]]),  # one pixel
-        gl.Boxes([[0.5, 0.5, 1.5, 1.5]]),
-        gl.Boxes([[25, 10, 50, 20], [10, 10, 20, 20], [50, 10, 70, 20]]),  # clipped to the image
-        gl.Keypoints([[0, 0], [1, 0]]),
-        gl.Keypoints([[100, 100], [200, 200]]),  # may leave the image
-    ],
-)
+@pytest.mark.parametrize("target", [
+    gl.Boxes([]),
+    gl.Boxes([[0, 0, 1, 1]]),  # one pixel
+    gl.Boxes([[0.5, 0.5, 1.5, 1.5]]),
+    gl.Boxes([[25, 10, 50, 20], [10, 10, 20, 20], [50, 10, 70, 20]]),  # clipped to the image
+    gl.Keypoints([[0, 0], [1, 0]]),
+    gl.Keypoints([[100, 100], [200, 200]]),  # may leave the image
+])  # fmt: skip
 def test_targets_in_pixels_are_not_warned_of(target: Any) -> None:
     load_targets(FunctionList([sample_with_target(target)]), transforms=FLIP)
 
@@ -214,7 +207,7 @@ def test_targets_that_no_transform_reads_may_have_any_unit() -> None:
         load_targets(data, transforms=[gl.transforms.SanitizeBoundingBoxes(labels_getter=None)])
 
 
-def test_augment_warns_of_targets_in_another_unit_than_pixels() -> None:
+def test_augment_warns_of_targets_that_are_not_in_pixels() -> None:
     augment = gl.Augment(FLIP)
     images = torch.zeros(2, 3, HEIGHT, WIDTH, dtype=torch.uint8)
     with pytest.warns(RuntimeWarning, match="lie in 0 … 1") as caught:

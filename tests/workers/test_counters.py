@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from gpuload.workers import counters as module
+from gpuload.workers import counters as counters_module
 from gpuload.workers.counters import FIELDS, ROW_BYTES, CounterTable, WorkerCounters, field_indices
 from gpuload.workers.protocol import Board
 
@@ -20,7 +20,7 @@ from gpuload.workers.protocol import Board
 def set_clock(monkeypatch):
     """Stop the clock of the counters, and return a function that sets it."""
     now = [1_000]
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    monkeypatch.setattr(counters_module, "_clock", lambda: now[0])
 
     def set_to(moment: int) -> None:
         now[0] = moment
@@ -39,7 +39,7 @@ def test_worker_counters_add_up_times_and_counts(set_clock):
     counters.read_ns += 70
     counters.samples += 4
     counters.decoded["Pillow"] += 3
-    set_clock(1_800)
+    set_clock(1_800)  # the clock starts at 1,000
     counters.end()
     row = read_row(counters.table)
     assert (row["idle_ns"], row["busy_ns"], row["read_ns"], row["samples"]) == (500, 300, 70, 4)
@@ -67,19 +67,19 @@ def test_busy_ns_includes_a_chunk_in_progress(set_clock):
 def test_a_replaced_workers_row_continues_and_counts_a_restart(set_clock):
     with mmap.mmap(-1, 3 * ROW_BYTES) as memory:
         table = CounterTable(memory, ROW_BYTES, 2, first=6)
-        first = table.open_row(7)
-        first.begin()
-        first.samples += 5
-        first.decoded["cut"] += 2
-        first.flush()
+        counters = table.open_row(7)
+        counters.begin()
+        counters.samples += 5
+        counters.decoded["cut"] += 2
+        counters.flush()
         set_clock(2_000)
         table.close_worker(7)
         set_clock(9_000)  # no worker has the row
-        second = table.open_row(7)
-        second.begin()
-        second.samples += 1
+        new_counters = table.open_row(7)
+        new_counters.begin()
+        new_counters.samples += 1
         set_clock(9_500)
-        second.end()
+        new_counters.end()
         row = read_row(table, 1)
         assert (row["busy_ns"], row["idle_ns"], row["restarts"]) == (1_500, 0, 1)
         assert (row["samples"], row["cut"]) == (6, 2)
@@ -155,8 +155,8 @@ def test_cpu_ns_is_counted_in_worker_processes_only():
 
 def test_board_row_writer_and_wanted_check_agree_with_write_and_cancel_before():
     board = Board(2, first=3)
-    note, wanted = board.make_row_writer(4, 7), board.make_wanted_check(7)
-    note(5)
+    write_row, is_wanted = board.make_row_writer(4, 7), board.make_wanted_check(7)
+    write_row(5)
     noted = board.read(4)
     assert (noted.chunk, noted.row) == (7, 5)
     board.write(4, 7, 5)
@@ -165,7 +165,7 @@ def test_board_row_writer_and_wanted_check_agree_with_write_and_cancel_before():
     answers = []
     for limit in (0, 7, 8):
         board.cancel_before(limit)
-        answers.append(wanted())
+        answers.append(is_wanted())
     assert answers == [True, True, False]
     board.close()
 

@@ -1,4 +1,4 @@
-"""Changes to a dataset after workers received it: which are seen and sent, and what the workers' copies contain."""
+"""Changes to a dataset after workers received it: which changes are noticed, and how they reach the workers' copies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Data:
         return [self.mosaic, self.epoch, self.transform.transforms[1].size, self.read > 0]
 
 
-def changed_data(changes):
+def record_changed_data(changes):
     changes.record()
     names = [name_attribute(path) for path in changes.changed_data]
     changes.pending = {}
@@ -66,7 +66,7 @@ def test_changed_simple_attributes_are_sent_once_and_applied():
     assert changes.pending == {}
     data.mosaic, data.transform.transforms[1].size, data.new = False, (64, 64), {"a": 1}
     data.sizes.append(3)
-    data.handle = threading.Lock()  # opened, which is no change
+    data.handle = threading.Lock()  # handles are not compared
     assert changes.record() == [
         "dataset.mosaic = False",
         "dataset.sizes = [1, 2, 3]",
@@ -75,10 +75,10 @@ def test_changed_simple_attributes_are_sent_once_and_applied():
     ]
     assert changes.changed_data == []
     copy.read = 5
-    first = changes.pop()
+    first_changes = changes.pop()
     data.epoch = 3
     changes.record()
-    apply_changes(copy, first + changes.pop())
+    apply_changes(copy, first_changes + changes.pop())
     assert (copy.mosaic, copy.transform.transforms[1].size, copy.new, copy.epoch) == (False, (64, 64), {"a": 1}, 3)
     assert (copy.read, copy.transform.transforms[0].size) == (5, (32, 32))
     assert changes.record() == []
@@ -87,17 +87,18 @@ def test_changed_simple_attributes_are_sent_once_and_applied():
 def test_attributes_that_change_during_each_epoch_are_ignored_from_the_second_epoch_on():
     data = Data()
     data.cache = {"first": np.zeros(4)}
-    changes, seen = DatasetChanges(data), []
+    changes, pending_names = DatasetChanges(data), []
     for epoch in range(4):
         changes.record()
-        seen.append(sorted(name_attribute(path) for path in changes.pending))
+        pending_names.append(sorted(name_attribute(path) for path in changes.pending))
         changes.pending = {}
         changes.ignore(only_simple=True)
         data.read += 1  # by a collate_fn that is a method of the dataset
         data.cache[epoch] = np.zeros(4)
         changes.end_epoch()
         data.epoch = epoch + 1  # by the user
-    assert seen == [[], ["dataset.cache", "dataset.epoch", "dataset.read"], ["dataset.epoch"], ["dataset.epoch"]]
+    assert pending_names[:2] == [[], ["dataset.cache", "dataset.epoch", "dataset.read"]]
+    assert pending_names[2:] == [["dataset.epoch"]] * 2
 
 
 def test_attributes_that_change_during_some_epochs_are_changes():
@@ -149,7 +150,8 @@ def set_item(index, value):
     return lambda values: values.__setitem__(index, value)
 
 
-LARGE = CHECKSUM_BYTES // 8 + 1000
+LARGE = CHECKSUM_BYTES // 8 + 1000  # float64 values, more than a checksum covers
+# Functions that create a value and change it in place.
 IN_PLACE = {
     "list, longer": (lambda: [f"{i}.jpg" for i in range(100_000)], lambda values: values.append("new")),
     "list, first entry": (lambda: [f"{i}.jpg" for i in range(100_000)], set_item(0, "new")),
@@ -179,13 +181,13 @@ def test_data_that_is_changed_in_place_or_replaced_by_an_equal_object_is_seen(na
     data = Data()
     data.values = make()
     changes = DatasetChanges(data)
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == []
     change(data.values)
-    assert changed_data(changes) == ["dataset.values"]
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == ["dataset.values"]
+    assert record_changed_data(changes) == []
     changes = DatasetChanges(data)
     data.values = make()
-    assert changed_data(changes) == ["dataset.values"]
+    assert record_changed_data(changes) == ["dataset.values"]
 
 
 @lacking.needs("pandas")
@@ -195,16 +197,16 @@ def test_columns_of_a_frame_that_are_changed_or_replaced_are_seen():
     data = Data()
     data.frame = pandas.DataFrame({"path": ["a", "b"], "label": [0, 1]})
     changes = DatasetChanges(data)
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == []
     data.frame.loc[1, "label"] = 5
-    assert changed_data(changes) == ["dataset.frame"]
+    assert record_changed_data(changes) == ["dataset.frame"]
     data.frame["label"] = [3, 4]
-    assert changed_data(changes) == ["dataset.frame"]
+    assert record_changed_data(changes) == ["dataset.frame"]
     data.frame["path"] = ["c", "d"]
-    assert changed_data(changes) == ["dataset.frame"]
+    assert record_changed_data(changes) == ["dataset.frame"]
     data.frame.index = [4, 5]
-    assert changed_data(changes) == ["dataset.frame"]
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == ["dataset.frame"]
+    assert record_changed_data(changes) == []
 
 
 @lacking.needs("pyarrow")
@@ -214,9 +216,9 @@ def test_arrow_table_that_is_replaced_is_seen():
     data = Data()
     data.table = pyarrow.table({"label": [0, 1]})
     changes = DatasetChanges(data)
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == []
     data.table = data.table.slice(1)
-    assert changed_data(changes) == ["dataset.table"]
+    assert record_changed_data(changes) == ["dataset.table"]
 
 
 def test_locks_modules_functions_and_shared_memory_are_not_compared(tmp_path):
@@ -232,16 +234,16 @@ def test_locks_modules_functions_and_shared_memory_are_not_compared(tmp_path):
     set_all(0)
     changes = DatasetChanges(data)
     set_all(1)
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == []
 
 
 def test_instance_of_the_users_class_that_is_replaced_is_seen():
     data = Data()
     changes = DatasetChanges(data)
     data.transform.transforms[1] = Resize()
-    assert changed_data(changes) == ["dataset.transform.transforms"]
+    assert record_changed_data(changes) == ["dataset.transform.transforms"]
     data.transform = Compose()
-    assert changed_data(changes) == ["dataset.transform", "dataset.transform.transforms"]
+    assert record_changed_data(changes) == ["dataset.transform", "dataset.transform.transforms"]
 
 
 class ListWithOddMethods(list):
@@ -258,9 +260,9 @@ class ListWithOddMethods(list):
 def test_entries_of_a_subclass_are_compared_whatever_its_methods_do(count):
     data = ListWithOddMethods([np.zeros(3)] * count)
     changes = DatasetChanges(data)
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == []
     list.__setitem__(data, 0, np.zeros(3))
-    assert changed_data(changes) == ["dataset"]
+    assert record_changed_data(changes) == ["dataset"]
 
 
 def test_nested_and_sparse_tensors_that_are_replaced_are_seen():
@@ -268,29 +270,29 @@ def test_nested_and_sparse_tensors_that_are_replaced_are_seen():
     data.nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
     data.sparse = torch.eye(3).to_sparse()
     changes = DatasetChanges(data)
-    assert changed_data(changes) == []
+    assert record_changed_data(changes) == []
     data.sparse = torch.eye(3).to_sparse()
-    assert changed_data(changes) == ["dataset.sparse"]
+    assert record_changed_data(changes) == ["dataset.sparse"]
 
 
 def test_length_and_contents_of_a_dataset_that_is_a_list_are_seen():
     data = [np.zeros(3)] * 200
     changes = DatasetChanges(data)
     data.append(np.zeros(3))
-    assert changed_data(changes) == ["dataset", "len(dataset)"]
+    assert record_changed_data(changes) == ["dataset", "len(dataset)"]
     data[0] = np.zeros(3)
-    assert changed_data(changes) == ["dataset"]
+    assert record_changed_data(changes) == ["dataset"]
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-def values(loader) -> set:
+def loaded_values(loader) -> set:
     return {tuple(map(str, sample)) for batch in loader for sample in batch}
 
 
-def mosaics(loader) -> set[str]:
-    return {mosaic for mosaic, *_ in values(loader)}
+def loaded_mosaics(loader) -> set[str]:
+    return {mosaic for mosaic, *_ in loaded_values(loader)}
 
 
 def make_loader(data, num_workers=2, **options):
@@ -301,28 +303,28 @@ def make_loader(data, num_workers=2, **options):
 def test_workers_have_simple_attributes_that_were_changed_between_epochs(num_workers, caplog):
     data = Data()
     with make_loader(data, num_workers) as loader:
-        assert values(loader) == {("True", "0", "(32, 32)", "True")}
+        assert loaded_values(loader) == {("True", "0", "(32, 32)", "True")}
         with caplog.at_level(logging.INFO, "gpuload"):
             loader.dataset.mosaic = False
             data.transform.transforms[1].size = (64, 64)
             data.set_epoch(4)
-            assert values(loader) == {("False", "40", "(64, 64)", "True")}
+            assert loaded_values(loader) == {("False", "40", "(64, 64)", "True")}
         assert ("dataset.mosaic = False: workers apply the change" in caplog.text) == bool(num_workers)
         assert "sent again" not in caplog.text
         loader.set_epoch(7)
-        assert values(loader) == {("False", "70", "(64, 64)", "True")}
+        assert loaded_values(loader) == {("False", "70", "(64, 64)", "True")}
         loader.dataset.mosaic = 1
-        assert values(loader) == {("1", "70", "(64, 64)", "True")}
+        assert loaded_values(loader) == {("1", "70", "(64, 64)", "True")}
 
 
 def test_simple_changes_of_a_megabyte_reach_the_workers():
     data = Data()
     with make_loader(data, 2, prefetch_factor=4) as loader:
-        values(loader)
+        loaded_values(loader)
         for number in range(20):
             setattr(data, f"texts{number}", {key: f"{key}" * 500 for key in range(64)})
         data.mosaic = "last"
-        assert mosaics(loader) == {"last"}
+        assert loaded_mosaics(loader) == {"last"}
 
 
 def test_abandoned_epoch_has_no_effect_on_the_changes_of_the_next_epoch():
@@ -332,7 +334,7 @@ def test_abandoned_epoch_has_no_effect_on_the_changes_of_the_next_epoch():
         data.mosaic = "second"
         next(iter(loader))
         data.mosaic = "third"
-        assert mosaics(loader) == {"third"}
+        assert loaded_mosaics(loader) == {"third"}
 
 
 def test_worker_that_is_restarted_has_the_changes(tmp_path):
@@ -347,7 +349,7 @@ def test_worker_that_is_restarted_has_the_changes(tmp_path):
     with make_loader(data, 1) as loader:
         list(loader)
         data.mosaic = "dies"
-        assert mosaics(loader) == {"dies"}
+        assert loaded_mosaics(loader) == {"dies"}
     assert (tmp_path / "died").exists()
 
 
@@ -384,11 +386,12 @@ def test_dataset_whose_data_and_simple_attribute_change_reaches_new_workers_cons
         _, pids = read_epoch(loader)
         data.reorder(np.random.default_rng(0).permutation(count))
         data.name = "second"
-        second, new_pids = read_epoch(loader)
-        assert [int(path) for path, *_ in second] == [label for _, label, _ in second] == data.labels.tolist()
-        assert {name for *_, name in second} == {"second"}
+        second_epoch, new_pids = read_epoch(loader)
+        paths, labels, names = zip(*second_epoch, strict=True)
+        assert list(map(int, paths)) == list(labels) == data.labels.tolist()
+        assert set(names) == {"second"}
         assert not pids & new_pids
-        assert read_epoch(loader) == (second, new_pids)  # nothing has changed
+        assert read_epoch(loader) == (second_epoch, new_pids)  # nothing has changed
         assert loader.stats().faults.restarts == 0
 
 
@@ -432,7 +435,7 @@ def test_worker_init_fn_runs_again_in_new_workers():
         assert {name for *_, name in samples} <= {"worker 0", "worker 1"}
 
 
-def test_arrays_that_set_epoch_replaces_are_no_change():
+def test_arrays_that_set_epoch_replaces_are_not_changes():
     class Folds(Pairs):
         def set_epoch(self, epoch):
             self.labels = np.arange(epoch, epoch + 200)
@@ -444,20 +447,20 @@ def test_arrays_that_set_epoch_replaces_are_no_change():
             samples, epoch_pids = read_epoch(loader)
             pids |= epoch_pids
             assert [label for _, label, _ in samples] == list(range(epoch, epoch + 200))
-    assert len(pids) <= 2
+    assert len(pids) <= 2, "workers were replaced"
 
 
 def test_dataset_that_cannot_be_sent_again_stays_as_it_is_with_one_warning():
     data = Pairs()
     with make_loader(data) as loader:
-        first, pids = read_epoch(loader)
+        first_epoch, pids = read_epoch(loader)
         data.handle, data.labels, data.name = threading.Lock(), -data.labels, "second"
         message = r"dataset\.labels has changed, but the dataset cannot be sent"
         with pytest.warns(RuntimeWarning, match=message) as caught:
-            assert read_epoch(loader) == (first, pids)
+            assert read_epoch(loader) == (first_epoch, pids)
         assert "loader.close()" in str(caught[0].message)
         assert caught[0].filename == __file__
-        assert read_epoch(loader) == (first, pids)
+        assert read_epoch(loader) == (first_epoch, pids)
         del data.handle
         assert {name for *_, name in read_epoch(loader)[0]} == {"second"}
 
@@ -492,15 +495,11 @@ def test_iterable_dataset_has_the_changes():
         assert list(loader) == [[12, 12], [12, 12]]
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda data: gl.Mix([data], [1.0]).map(lambda sample: sample),
-        lambda data: gl.Mix([data], [1.0]),
-        lambda data: torch.utils.data.Subset(data, range(200)),
-    ],
-    ids=["map", "mix", "subset"],
-)
+@pytest.mark.parametrize("wrap", [
+    lambda data: gl.Mix([data], [1.0]).map(lambda sample: sample),
+    lambda data: gl.Mix([data], [1.0]),
+    lambda data: torch.utils.data.Subset(data, range(200)),
+], ids=["map", "mix", "subset"])  # fmt: skip
 def test_labels_that_are_written_in_place_reach_the_workers_through_a_wrapper(wrap):
     data = Pairs()
     with make_loader(wrap(data)) as loader:

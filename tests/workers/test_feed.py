@@ -1,4 +1,4 @@
-"""The feed with an engine that answers as each test wants, without processes and decoders."""
+"""The feed with a fake engine, without processes and decoders."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ from gpuload.transforms import Chain
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.workers.batch import Batch
 from gpuload.workers.faults import Faults
-from gpuload.workers.feed import FIRST_CHUNKS, Consumer, Feed, SlotSize
+from gpuload.workers.feed import FIRST_CHUNKS, HEADROOM, Consumer, Feed, SlotSize
 from gpuload.workers.job import Job
 from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 
 class FakeEngine:
-    """An engine that writes each sample's index into `sizes[index]` bytes, unless `fate` returns other events."""
+    """An engine that writes each sample's index into `sizes[index]` bytes, unless the function `fate` returns events.
+
+    Its queue holds `capacity` requests. With a seed `shuffle`, it processes them in random order, and with `spares`, it
+    returns a chunk too large for its slot in separate memory.
+    """
 
     changes_bytes = 0
 
     def __init__(self, ring: Ring, sizes, fate=None, capacity=10**9, shuffle: int | None = None, spares=False):
         self.ring, self.sizes, self.fate, self.capacity, self.spares = ring, sizes, fate, capacity, spares
         self.queue: deque[Request] = deque()
-        self.seen: list[Request] = []
+        self.processed: list[Request] = []
         self.wanted_from = 0
         self.failure = None
         self.rng = None if shuffle is None else np.random.default_rng(shuffle)
@@ -66,15 +70,15 @@ class FakeEngine:
     def collect_events(self, timeout_s: float) -> list[Event]:
         if not self.queue:
             return []
-        place = 0 if self.rng is None else int(self.rng.integers(len(self.queue)))
-        request = self.queue[place]
-        del self.queue[place]
-        self.seen.append(request)
+        position = 0 if self.rng is None else int(self.rng.integers(len(self.queue)))
+        request = self.queue[position]
+        del self.queue[position]
+        self.processed.append(request)
         if request.chunk < self.wanted_from:
             return [Reply(request.chunk, Status.UNWANTED, 0, b"")]
-        return (self.fate and self.fate(request, self)) or [self.do(request)]
+        return (self.fate and self.fate(request, self)) or [self.process(request)]
 
-    def do(self, request: Request) -> Reply:
+    def process(self, request: Request) -> Reply:
         sizes, data = [self.sizes[index] for index in request.indices], None
         slot = self.ring.bytes[request.slot_offset : request.slot_offset + request.slot_bytes]
         if sum(sizes) > request.slot_bytes:
@@ -98,7 +102,8 @@ def numbered_columns(request: Request, images: list[ImageColumn]) -> Columns:
     return Columns(list(range(len(indices))), [LEAF], images, {1: ValueColumn(indices)}, [None] * len(indices))
 
 
-def batches(n: int, size: int, epoch: int = 0):
+def batch_specs(n: int, size: int, epoch: int = 0):
+    """Yield batches of `size` of `n` samples. Position p has index 7·p."""
     for step, start in enumerate(range(0, n, size)):
         positions = np.arange(start, min(start + size, n))
         yield BatchSpec(step, epoch, positions, positions * 7)
@@ -132,12 +137,12 @@ def drain(feed: Feed) -> list[list[int]]:
 
 
 def expected_indices(n: int, size: int) -> list[list[int]]:
-    return [[7 * p for p in range(start, min(start + size, n))] for start in range(0, n, size)]
+    return [spec.indices.tolist() for spec in batch_specs(n, size)]
 
 
 def check_epoch(feed: Feed, n: int, size: int) -> None:
-    """Begin an epoch and check that its batches are complete and in order."""
-    feed.begin(batches(n, size))
+    """Begin an epoch of `n` samples in batches of `size`, and check that its batches are complete and in order."""
+    feed.begin(batch_specs(n, size))
     assert drain(feed) == expected_indices(n, size)
 
 
@@ -165,7 +170,7 @@ def test_batches_are_complete_and_in_order_for_any_ring_and_chunk_size(n, size, 
 
 
 def make_feed(sizes: Any = 1000, *, ring_bytes=1 << 22, fate=None, **options) -> tuple[Feed, FakeEngine]:
-    """Return a feed, and its engine, of samples with these numbers of bytes, or with the same."""
+    """Return a feed and its engine. `sizes` are the bytes of the samples by index, or of each of 1,000 samples."""
     ring = Ring(ring_bytes)
     engine_options = {name: options.pop(name) for name in ("capacity", "spares") if name in options}
     sizes = dict.fromkeys(range(0, 7000, 7), sizes) if isinstance(sizes, int) else sizes
@@ -173,11 +178,11 @@ def make_feed(sizes: Any = 1000, *, ring_bytes=1 << 22, fate=None, **options) ->
     return Feed(engine, ring, **{"chunk_size": 4, "ahead": 2, **options}), engine
 
 
-def test_a_sample_larger_than_the_ring_is_an_error_of_that_sample_alone():
+def test_a_sample_larger_than_the_ring_is_the_only_sample_that_fails():
     sizes = dict.fromkeys(range(0, 700, 7), 1000)
     sizes[21] = 5 << 20
     feed, _ = make_feed(sizes)
-    feed.begin(batches(8, 8))
+    feed.begin(batch_specs(8, 8))
     batch = feed.pop_batch()
     [record] = [record for part in batch.parts for _, record in part.content.errors]
     assert record.index == 21
@@ -194,18 +199,18 @@ def test_a_finished_chunk_whose_slot_is_needed_while_memory_is_short_is_requeste
 
     feed.ring.move_out = refuse
     check_epoch(feed, 8, 4)
-    assert [request.indices[0] for request in engine.seen] == [0, 28, 0, 28]
+    assert [request.indices[0] for request in engine.processed] == [0, 28, 0, 28]
 
 
 def test_later_batches_wait_for_slots_instead_of_leaving_the_ring():
     feed, _ = make_feed(100_000, ring_bytes=1 << 20, chunk_size=2, ahead=10)
-    feed.begin(batches(40, 4))
+    feed.begin(batch_specs(40, 4))
     for _ in range(50):
         feed.pump(0)
     for indices in expected_indices(40, 4):
         batch = feed.pop_batch()
         assert batch_indices(feed, batch) == indices
-        assert all(part.slot is not None for part in batch.parts)
+        assert None not in [part.slot for part in batch.parts]
         feed.release(batch)
 
 
@@ -219,18 +224,18 @@ def test_look_ahead_exceeds_the_minimum_once_the_size_of_a_chunk_is_known():
 
 def test_look_ahead_exceeds_the_minimum_only_while_less_than_a_quarter_of_the_ring_is_in_use():
     feed, _ = make_feed(100_000, ring_bytes=64 << 20, ahead=10, min_ahead=2)
-    feed.begin(batches(400, 8))
-    most_batches, most_bytes = 0, 0
+    feed.begin(batch_specs(400, 8))
+    max_batches, max_bytes = 0, 0
     for indices in expected_indices(400, 8):
         for _ in range(20):
             feed.pump(0)
         if len(feed.batches) > 2:
-            most_batches, most_bytes = max(most_batches, len(feed.batches)), max(most_bytes, feed.ring.used_bytes)
+            max_batches, max_bytes = max(max_batches, len(feed.batches)), max(max_bytes, feed.ring.used_bytes)
         batch = feed.pop_batch()
         assert batch_indices(feed, batch) == indices
         feed.release(batch)
-    assert 2 < most_batches < 10
-    assert most_bytes <= 16 << 20
+    assert 2 < max_batches < 10
+    assert max_bytes <= 16 << 20
 
 
 @pytest.mark.parametrize(("plans", "count"), [(True, 6), (False, 4)])
@@ -238,30 +243,30 @@ def test_look_ahead_of_a_loop_that_waits_and_plans_nothing_includes_batches_for_
     job = Job(None, Chain([]), Decode(), 0) if plans else None
     consumer = Consumer(plan_job=job, part_offsets=lambda batch: [0] * len(batch.parts))
     feed, _ = make_feed(ring_bytes=1 << 28, ahead=4, min_ahead=2, consumer=consumer)
-    feed.begin(batches(400, 8))
+    feed.begin(batch_specs(400, 8))
     feed.release(feed.pop_batch())
     assert len(feed.batches) == count
-    assert all(batch.planned is None for batch in feed.batches)
+    assert [batch for batch in feed.batches if batch.planned is not None] == []
 
 
 def test_large_images_are_loaded_once_with_a_long_look_ahead():
     sizes = dict.fromkeys(range(0, 7 * 96, 7), 2_400_000)  # a chunk is a seventh of the ring
     feed, engine = make_feed(sizes, ring_bytes=64 << 20, spares=True, ahead=12, min_ahead=2)
     check_epoch(feed, 96, 8)
-    assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
+    assert sorted(index for request in engine.processed for index in request.indices) == list(sizes)
 
 
 def test_chunks_of_an_abandoned_epoch_are_not_used_in_the_next_epoch():
     feed, engine = make_feed()
-    feed.begin(batches(40, 8, epoch=0))
+    feed.begin(batch_specs(40, 8, epoch=0))
     feed.release(feed.pop_batch())
-    feed.begin(batches(40, 8, epoch=1))
+    feed.begin(batch_specs(40, 8, epoch=1))
     assert drain(feed) == expected_indices(40, 8)
-    assert {request.epoch for request in engine.seen if request.chunk >= engine.wanted_from} == {1}
+    assert {request.epoch for request in engine.processed if request.chunk >= engine.wanted_from} == {1}
     assert feed.is_idle()
     slots = feed.ring.slots
     for epoch in range(2, 12):
-        feed.begin(batches(40, 8, epoch))
+        feed.begin(batch_specs(40, 8, epoch))
         feed.release(feed.pop_batch())
     feed.abandon()
     pump_until_idle(feed)
@@ -270,19 +275,22 @@ def test_chunks_of_an_abandoned_epoch_are_not_used_in_the_next_epoch():
 
 def test_slots_released_late_are_reused_before_the_ring_grows():
     """On a GPU, copies out of the slots end one batch after the consumer received its batch."""
-    ended = []
+    copying = []
 
     def reclaim(wait: bool) -> bool:
-        return [feed.release(ended.pop(0)) for _ in range(len(ended) - (not wait))] != []
+        finished_count = len(copying) if wait else len(copying) - 1
+        for _ in range(finished_count):
+            feed.release(copying.pop(0))
+        return finished_count > 0
 
     feed, _ = make_feed(consumer=Consumer(reclaim=reclaim))
-    feed.begin(batches(800, 8))
-    most = 0
+    feed.begin(batch_specs(800, 8))
+    max_slots = 0
     while (batch := feed.pop_batch()) is not None:
         batch_indices(feed, batch)
-        ended.append(batch)
-        most = max(most, feed.ring.slots)
-    assert most <= 10
+        copying.append(batch)
+        max_slots = max(max_slots, feed.ring.slots)
+    assert max_slots <= 10
 
 
 def separate_bytes(batches) -> list[int]:
@@ -295,20 +303,19 @@ def test_a_chunk_in_separate_memory_is_used_and_later_slots_are_larger(ahead):
         separate = sum(separate_bytes(feed.batches)) + sum(queued.spare_bytes for queued in [*engine.queue, request])
         assert separate <= feed.ring.ring_bytes
 
-    small = FIRST_CHUNKS * 4  # samples, whose chunks determine the size of the first slots
-    sizes = {7 * position: 1000 if position < small else 400_000 for position in range(small + 80)}
+    small_count = FIRST_CHUNKS * 4  # samples, whose chunks determine the size of the first slots
+    sizes = {7 * position: 1000 if position < small_count else 400_000 for position in range(small_count + 80)}
     feed, engine = make_feed(sizes, ring_bytes=1 << 27, spares=True, fate=fate, ahead=ahead, min_ahead=2)
-    feed.begin(batches(small + 80, 8))
-    in_slots, free = [], []
-    for indices in expected_indices(small + 80, 8):
+    feed.begin(batch_specs(small_count + 80, 8))
+    in_slots = []
+    for indices in expected_indices(small_count + 80, 8):
         batch = feed.pop_batch()
         assert batch_indices(feed, batch) == indices
         in_slots.append(not separate_bytes([batch]))
         feed.release(batch)
-        free.append(all(part.data is None for part in batch.parts))
-    assert in_slots == [True] * (small // 8) + [False] * ahead + [True] * (10 - ahead)
-    assert all(free)
-    assert sorted(index for request in engine.seen for index in request.indices) == list(sizes)
+        assert [part.data for part in batch.parts if part.data is not None] == []
+    assert in_slots == [True] * (small_count // 8) + [False] * ahead + [True] * (10 - ahead)
+    assert sorted(index for request in engine.processed for index in request.indices) == list(sizes)
     assert feed.pop_batch() is None
     assert feed.ring.used_bytes == 0
 
@@ -318,17 +325,17 @@ def test_slot_size_does_not_shrink_with_a_chunk_of_an_older_slot():
     size = SlotSize(1 << 30, chunk_size=4)
     size.grow_for(4_000_000, 4)
     size.grow_for(2_000_000, 4)
-    assert size.estimate(4) == 5_600_000
+    assert size.estimate(4) == HEADROOM * 4_000_000
 
 
 def test_a_chunk_larger_than_its_spare_bytes_is_requested_again_in_a_larger_slot():
     sizes = dict.fromkeys(range(0, 56, 7), 100_000) | dict.fromkeys(range(56, 112, 7), 600_000)
     feed, engine = make_feed(sizes, ring_bytes=4 << 20, spares=True, ahead=1, chunk_size=4)
     check_epoch(feed, 16, 8)
-    assert {request.spare_bytes for request in engine.seen} == {2 << 20}
-    again = [list(request.indices) for request in engine.seen][4:]
-    assert again == [[56, 63, 70, 77], [84, 91, 98, 105]]
-    assert [request.slot_bytes >= 2_400_000 for request in engine.seen] == [False] * 4 + [True] * 2
+    assert {request.spare_bytes for request in engine.processed} == {2 << 20}
+    repeated = [list(request.indices) for request in engine.processed][4:]
+    assert repeated == [[56, 63, 70, 77], [84, 91, 98, 105]]
+    assert [request.slot_bytes >= 2_400_000 for request in engine.processed] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("data", [None, np.zeros(10, np.uint8)], ids=["in its slot", "in separate memory"])
@@ -337,7 +344,7 @@ def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data)
         return [Reply(request.chunk, Status.DONE, 10, b"\0" * 20, data=data)]
 
     feed, _ = make_feed(fate=fate)
-    feed.begin(batches(8, 8))
+    feed.begin(batch_specs(8, 8))
     batch = feed.pop_batch()
     assert len(batch.errors) == 8
     assert "(while unpickling the samples in the main process)" in batch.errors[0].cause
@@ -348,7 +355,7 @@ def test_a_chunk_that_cannot_be_unpickled_fails_and_releases_its_slot_once(data)
 
 def test_separate_memory_of_abandoned_chunks_is_freed():
     feed, _ = make_feed(400_000, ring_bytes=64 << 20, spares=True)
-    feed.begin(batches(80, 8))
+    feed.begin(batch_specs(80, 8))
     feed.pump(0)
     feed.abandon()
     pump_until_idle(feed)
@@ -375,17 +382,17 @@ def worker_dies_at(index: int, times: int = 1000):
 def test_a_lost_chunk_is_requested_again_with_the_suspect_sample_alone(reads_together, times, requested_again):
     feed, engine = make_feed(fate=worker_dies_at(35, times), reads_together=reads_together)
     check_epoch(feed, 8, 8)
-    assert [list(request.indices) for request in engine.seen[2:]] == requested_again
+    assert [list(request.indices) for request in engine.processed[2:]] == requested_again
 
 
 @pytest.mark.parametrize("is_iterable", [False, True])
 def test_a_batch_that_will_raise_is_given_up_unless_the_iterator_has_to_continue(is_iterable):
     feed, engine = make_feed(fate=worker_dies_at(0), capacity=1, chunk_size=1, ahead=1)
     start = IterableStart(0, 0, 0, None, 1, 0) if is_iterable else None
-    feed.begin(replace(spec, iterable=start) for spec in batches(3, 3))
+    feed.begin(replace(spec, iterable=start) for spec in batch_specs(3, 3))
     batch = feed.pop_batch()
     assert [record.index for record in batch.errors] == [0]
-    assert [request.indices[0] for request in engine.seen] == [0, 0, *([7, 14] if is_iterable else [])]
+    assert [request.indices[0] for request in engine.processed] == [0, 0, *([7, 14] if is_iterable else [])]
 
 
 def with_candidates(candidates: dict[int, list[int]]) -> Consumer:
@@ -409,7 +416,7 @@ def test_a_substitute_that_fails_is_replaced_by_the_next_candidate(on_error):
         return None if request.indices[0] == 14 else [failed_reply(request)]
 
     feed, _ = make_feed(fate=fate, consumer=with_candidates({0: [7, 14, 21]}), faults=Faults(on_error=on_error))
-    feed.begin(batches(1, 1))
+    feed.begin(batch_specs(1, 1))
     batch = feed.pop_batch()
     assert batch.parts[-1].content.values[1].values == [14]
     assert [(record.index, record.replaced_by) for record in batch.errors] == [(0, 7), (7, 14)]
@@ -423,7 +430,7 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
 
     candidates = with_candidates({0: [14, 21], 1: [28]})
     feed, _ = make_feed(fate=fate, consumer=candidates, faults=Faults(on_error="skip"))
-    feed.begin(batches(2, 2))
+    feed.begin(batch_specs(2, 2))
     batch = feed.pop_batch()
     loaded = [part.content.values[1].values for part in batch.parts if part.sample_count]
     assert sorted(loaded) == [[21], [28]]
@@ -431,14 +438,14 @@ def test_a_substitute_that_kills_its_workers_is_replaced_by_the_next_candidate()
 
 
 def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
-    lost = []
+    lost_requests = []
 
     def fate(request, engine):
-        if 0 in request.indices and not lost:
-            lost.append(request)
+        if 0 in request.indices and not lost_requests:
+            lost_requests.append(request)
             return [Lost(request.chunk, None, "died")]
         if 0 in request.indices:
-            assert request.slot_offset != lost[0].slot_offset
+            assert request.slot_offset != lost_requests[0].slot_offset
         return None
 
     feed, _ = make_feed(fate=fate)
@@ -447,23 +454,23 @@ def test_a_chunk_whose_slot_is_written_off_is_requested_again_in_another_slot():
 
 
 def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
-    lost = []
+    lost_requests = []
 
     def fate(request, engine):
-        if len(lost) < 2:
-            lost.append(request)
+        if len(lost_requests) < 2:
+            lost_requests.append(request)
             return [Lost(request.chunk, None, "died")]
         return None
 
     feed, engine = make_feed(10_000, fate=fate, ring_bytes=2 * GRANULE_BYTES)
 
     def recover_slots():
-        if lost and engine.ring._busy:
-            engine.ring.release_at(lost[0].slot_offset)
+        if lost_requests and engine.ring._busy:
+            engine.ring.release_at(lost_requests[0].slot_offset)
         return bool(engine.ring._busy)
 
     engine.recover_slots = recover_slots
-    feed.begin(batches(16, 8))
+    feed.begin(batch_specs(16, 8))
     batch = feed.pop_batch()
     assert batch_indices(feed, batch) == expected_indices(16, 8)[0]
     assert batch.errors == []
@@ -472,7 +479,7 @@ def test_a_due_batch_recovers_a_written_off_slot_and_no_sample_fails():
 class SizeOnlyEngine(FakeEngine):
     """An engine that replies with the size of a chunk and writes no pixels."""
 
-    def do(self, request: Request) -> Reply:
+    def process(self, request: Request) -> Reply:
         nbytes = sum(self.sizes[index] for index in request.indices)
         if nbytes > request.slot_bytes:
             return Reply(request.chunk, Status.TOO_LARGE, nbytes, b"")
@@ -484,23 +491,27 @@ class SizeOnlyEngine(FakeEngine):
 def test_no_slot_is_created_after_the_first_batches(seed):
     """Use crops of 500×375 photographs. As on a GPU, slots are released three batches later, and each new slot is
     page-locked, which delays everything."""
-    count, size = 100, 64
-    areas = np.random.default_rng(seed).uniform(0.08, 1.0, 7 * count * size)
+    batch_count, batch_size = 100, 64
+    areas = np.random.default_rng(seed).uniform(0.08, 1.0, 7 * batch_count * batch_size)
     ring, steps_with_new_slots, step = Ring(2 << 30), [], 0
     ring.on_new = lambda slot: steps_with_new_slots.append(step)
     feed = Feed(SizeOnlyEngine(ring, (areas * 500 * 375 * 3).astype(int)), ring, chunk_size=16, ahead=2)
-    feed.begin(batches(count * size, size))
+    feed.begin(batch_specs(batch_count * batch_size, batch_size))
     held_batches: deque[Batch] = deque()
     while (batch := feed.pop_batch()) is not None:
         held_batches.append(batch)
         if len(held_batches) == 3:
             feed.release(held_batches.popleft())
         step += 1
-    assert step == count
+    assert step == batch_count
     assert max(steps_with_new_slots) < 12
     assert len(steps_with_new_slots) <= 1.6 * ring.slots
-    assert ring.slot_bytes < 2 * 5 * size * 500 * 375 * 3  # twice five batches of complete photographs
+    assert ring.slot_bytes < 2 * 5 * batch_size * 500 * 375 * 3  # twice five batches of complete photographs
     ring.close()
+
+
+SAMPLE_MS = 1.93  # the mean time of a sample, and its standard deviation relative to the mean
+SAMPLE_VARIATION = 0.31
 
 
 class SimulatedWorkers(FakeEngine):
@@ -522,7 +533,9 @@ class SimulatedWorkers(FakeEngine):
     def begin_chunks(self) -> None:
         while self.idle_count and self.queue:
             request = self.queue.popleft()
-            duration_ms = self.times.gamma(0.31**-2 * len(request.positions), 1.93 * 0.31**2)
+            duration_ms = self.times.gamma(
+                len(request.positions) / SAMPLE_VARIATION**2, SAMPLE_MS * SAMPLE_VARIATION**2
+            )
             heapq.heappush(self.running, (self.now_ms + duration_ms, request.chunk, request))
             self.idle_count -= 1
 
@@ -538,23 +551,23 @@ class SimulatedWorkers(FakeEngine):
     def collect_events(self, timeout_s: float) -> list[Event]:
         if not self.ended and timeout_s:
             self.advance(self.running[0][0])
-        replies: list[Event] = [self.do(request) for request in self.ended]
+        replies: list[Event] = [self.process(request) for request in self.ended]
         self.ended.clear()
         return replies
 
 
-def count_starved(workers: int, size: int, chunk_size: int, ahead: int, load: float) -> int:
+def count_starved(workers: int, batch_size: int, chunk_size: int, ahead: int, load: float) -> int:
     """Return how often a worker found no chunk in 100 batches. The loop is busy for the fraction `load` of the time
     that workers need for a batch."""
     ring = Ring(2 << 30)
-    engine = SimulatedWorkers(ring, workers, seed=size)
+    engine = SimulatedWorkers(ring, workers, seed=batch_size)
     feed = Feed(engine, ring, chunk_size=chunk_size, ahead=ahead, min_ahead=2, workers=workers)
-    feed.begin(batches(200 * size, size))
+    feed.begin(batch_specs(200 * batch_size, batch_size))
     for step in range(120):
-        if step == 20:
+        if step == 20:  # before, workers find an empty queue while the look-ahead grows
             engine.starved_count = 0
         feed.release(feed.pop_batch())
-        engine.advance(engine.now_ms + load * 1.93 * size / workers)
+        engine.advance(engine.now_ms + load * SAMPLE_MS * batch_size / workers)
     feed.abandon()
     ring.close()
     return engine.starved_count
@@ -563,9 +576,10 @@ def count_starved(workers: int, size: int, chunk_size: int, ahead: int, load: fl
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("workers", "size", "chunk_size"), [(4, 16, 8), (15, 32, 8), (15, 256, 18), (31, 256, 9), (63, 32, 8), (63, 256, 8)]
+    ("workers", "batch_size", "chunk_size"),
+    [(4, 16, 8), (15, 32, 8), (15, 256, 18), (31, 256, 9), (63, 32, 8), (63, 256, 8)],
 )
-def test_workers_with_three_chunks_each_never_find_the_queue_empty(workers, size, chunk_size, load):
-    ahead = look_ahead(workers, -(-size // chunk_size))
-    assert count_starved(workers, size, chunk_size, ahead, load) == 0
-    assert count_starved(workers, size, chunk_size, 2, load) > 0
+def test_workers_with_three_chunks_each_never_find_the_queue_empty(workers, batch_size, chunk_size, load):
+    ahead = look_ahead(workers, -(-batch_size // chunk_size))
+    assert count_starved(workers, batch_size, chunk_size, ahead, load) == 0
+    assert count_starved(workers, batch_size, chunk_size, 2, load) > 0

@@ -1,5 +1,5 @@
-"""What workers inherit from the user's process in addition to the dataset: settings of libraries, modules that they
-cannot import, and the import path. A warning names values of modules that they do not inherit.
+"""Workers inherit from the user's process settings of libraries, modules that they cannot import, and the import path.
+A warning names values of modules that they do not inherit.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def run_program(tmp_path):
     """Return a function that runs a program in a folder with these modules and `printing`. It returns the JSON values
     that the program printed, and its standard error."""
 
-    def run_program(program: str, **files: str) -> tuple[list, str]:
-        for name, text in {"train": program, "printing": PRINTING, **files}.items():
+    def run_program(program: str, **modules: str) -> tuple[list, str]:
+        for name, text in {"train": program, "printing": PRINTING, **modules}.items():
             path = tmp_path / f"{name.replace('__', '/')}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
@@ -117,8 +117,8 @@ def import_module_from(name: str, text: str, folder: Path, monkeypatch: pytest.M
     ],
 )  # fmt: skip
 def test_module_values_returns_simple_values_that_code_refers_to(code, expected, tmp_path, monkeypatch):
-    values = module_values([import_module_from("somebodys", code, tmp_path, monkeypatch).f])
-    assert values == ({"somebodys": expected} if expected else {})
+    values = module_values([import_module_from("users_module", code, tmp_path, monkeypatch).f])
+    assert values == ({"users_module": expected} if expected else {})
 
 
 def test_module_values_skips_installed_packages():
@@ -225,20 +225,22 @@ def test_a_warning_names_constants_and_functions_of_libraries_that_the_program_c
 
 def test_describe_differences_names_both_values(tmp_path, monkeypatch):
     loaded = import_module_from(
-        "somebodys", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch
+        "users_module", "SIZE, NAN, KIND = 1, float('nan'), 1\nclass C: x = 'a'", tmp_path, monkeypatch
     )
     here = {"SIZE": 224, "NAN": float("nan"), "KIND": True, "C.x": "b", "NEW": 3}
     assert describe_differences({loaded.__name__: here, "not_there": {"x": 1}}, {}) == [
-        "somebodys.SIZE is 224 here and 1 in workers",
-        "somebodys.KIND is True here and 1 in workers",
-        "somebodys.C.x is 'b' here and 'a' in workers",
-        "somebodys.NEW is 3 here and does not exist in workers",
+        "users_module.SIZE is 224 here and 1 in workers",
+        "users_module.KIND is True here and 1 in workers",
+        "users_module.C.x is 'b' here and 'a' in workers",
+        "users_module.NEW is 3 here and does not exist in workers",
     ]
 
 
 def test_is_simple_accepts_only_small_builtin_values():
-    assert all(map(is_simple, (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ())))
-    assert not any(map(is_simple, ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()})))
+    for value in (1, 1.0, "a", None, True, b"a", [1, "a"], {"a": (1, 2)}, ()):
+        assert is_simple(value), value
+    for value in ("a" * 2000, [1] * 100, object(), [[[1]]], np.zeros(2), {"a": object()}):
+        assert not is_simple(value), value
 
 
 # -- settings of libraries --------------------------------------------------------------------------------------------
@@ -417,14 +419,11 @@ SPAWNED = """
 """
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        "import torch.multiprocessing as mp; mp.spawn(work, nprocs=1)",
-        "import multiprocessing as mp, concurrent.futures as c; "
-        "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
-    ],
-)
+@pytest.mark.parametrize("start", [
+    "import torch.multiprocessing as mp; mp.spawn(work, nprocs=1)",
+    "import multiprocessing as mp, concurrent.futures as c; "
+    "c.ProcessPoolExecutor(1, mp.get_context('spawn')).submit(work, 0).result()",
+])  # fmt: skip
 def test_the_script_of_a_spawned_process_is_sent_by_value(run_program, start):
     printed, stderr = run_program(textwrap.dedent(SPAWNED) + f"\nif __name__ == '__main__':\n    {start}\n")
     assert printed == [[["Point", True, [0, 0], [1, 5]]]]
@@ -491,4 +490,4 @@ def test_workers_share_lists_of_bytes(run_program):
     """
     [[[[*content, private_kb]]]], _ = run_program(program)
     assert content == [100, True, True]
-    assert private_kb < 90_000
+    assert private_kb < 90_000  # the list has 100 MB

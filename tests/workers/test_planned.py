@@ -1,4 +1,4 @@
-"""Plans of batches, made in this process by the code that workers run: which batches have one, and who has its slot."""
+"""Plans of batches, made in this process by the code of workers: which batches have one, and which slots plans use."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from gpuload.workers.protocol import Event, Lost, Reply, Request, Status
 
 CHAIN = T.Chain([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), T.Normalize([0.5], [0.5])])
 FUSING = Fusing(KernelTile(8, 32, 1), channels_last=True)
-SIZE = 4  # samples in a batch
+BATCH_SIZE = 4  # samples in a batch
 
 
-def noise(number: int, channels: int = 3) -> tuple[np.ndarray, int]:
+def noise_image(number: int, channels: int = 3) -> tuple[np.ndarray, int]:
     """Return an image whose size depends on its number, and the number."""
     return np.random.default_rng(number).integers(0, 256, (20 + number, 30, channels), np.uint8), number
 
@@ -51,6 +51,7 @@ class Engine(InProcessEngine):
 
 
 def part_offsets(batch: Batch) -> list[int]:
+    """Return the offsets of a batch's parts on the device, as if each part had 100 bytes."""
     return [100 * number for number in range(len(batch.copied_parts))]
 
 
@@ -61,9 +62,11 @@ def image_table_of(batch: Batch) -> np.ndarray:
     return concat_tables(tables)
 
 
-def make_feed(samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, **options: Any) -> tuple[Feed, Engine]:
+def make_feed(
+    samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, chain: T.Chain = CHAIN, **options: Any
+) -> tuple[Feed, Engine]:
     ring = Ring(ring_bytes)
-    job = Job(dataset or MapDataset(noise, 40), CHAIN, Decode(), 3, fusing=FUSING)
+    job = Job(dataset or MapDataset(noise_image, 40), chain, Decode(), 3, fusing=FUSING)
     engine, consumer = Engine(job, ring), Consumer(plan_job=job, part_offsets=part_offsets)
     feed = Feed(engine, ring, consumer, **{"chunk_size": 2, "ahead": 2, **options})
     begin_epoch(feed, samples)
@@ -71,8 +74,8 @@ def make_feed(samples: int, dataset: Any = None, *, ring_bytes: int = 1 << 24, *
 
 
 def begin_epoch(feed: Feed, samples: int) -> None:
-    steps = np.arange(samples).reshape(-1, SIZE)
-    feed.begin(BatchSpec(step, 0, positions, positions) for step, positions in enumerate(steps))
+    steps = np.arange(samples).reshape(-1, BATCH_SIZE)
+    feed.begin(BatchSpec(step, 0, positions, positions, size_hw=(10 + step, 9)) for step, positions in enumerate(steps))
 
 
 def pump(feed: Feed, times: int = 40) -> None:
@@ -88,7 +91,7 @@ def pump_and_pop(feed: Feed) -> Batch:
     return batch
 
 
-def busy_slots(feed: Feed) -> int:
+def count_busy_slots(feed: Feed) -> int:
     return len(feed.ring._busy)
 
 
@@ -106,7 +109,7 @@ def check_arrays(data: np.ndarray, spans: dict[Any, Any], arrays: dict[Any, Any]
 
 
 def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draws():
-    feed, _ = make_feed(6 * SIZE)
+    feed, _ = make_feed(6 * BATCH_SIZE)
     for step in range(6):
         batch = pump_and_pop(feed)
         if step == 0:  # the loop might have waited for the first batch
@@ -114,7 +117,7 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
             continue
         assert batch.planned is not None
         assert len(batch.copied_parts) == 3  # two chunks and the plan
-        table, positions = image_table_of(batch), np.arange(SIZE * step, SIZE * (step + 1))
+        table, positions = image_table_of(batch), np.arange(BATCH_SIZE * step, BATCH_SIZE * (step + 1))
         program = CHAIN.draw(epoch_key(3, 0), positions, table["size_hw"], regions_tlhw=table["region_tlhw"])
         plan, plan_arrays = FUSING(table, program)
         arrays: dict[Any, Any] = {**plan_arrays}
@@ -123,22 +126,35 @@ def test_batches_that_are_ready_before_the_loop_asks_have_the_plan_of_their_draw
         arrays[1] = [positions]  # the labels
         assert batch.planned.spans.keys() == arrays.keys()
         check_arrays(batch.planned.data, batch.planned.spans, arrays)
-        assert (len(batch.planned), batch.planned.results_hw.tolist()) == (SIZE, [[8, 8]])
+        assert (len(batch.planned), batch.planned.results_hw.tolist()) == (BATCH_SIZE, [[8, 8]])
         feed.release(batch)
     assert feed.pop_batch() is None
-    assert busy_slots(feed) == 0
+    assert count_busy_slots(feed) == 0
+
+
+def test_plans_have_the_arguments_of_their_batch():
+    by_batch = T.by_batch([8, 9, 12])
+    drawn = [T.Chain([T.CenterCrop(by_batch)]).at(0, step, seed=3).output_size_hw for step in range(6)]
+    for size, expected in ((by_batch, drawn), (T.bucket_size, [(10 + step, 9) for step in range(6)])):
+        feed, _ = make_feed(6 * BATCH_SIZE, chain=T.Chain([T.RandomResizedCrop(size), T.Normalize([0.5], [0.5])]))
+        for step in range(6):
+            batch = pump_and_pop(feed)
+            if step:
+                assert batch.planned is not None
+                assert tuple(batch.planned.results_hw[0]) == expected[step]
+            feed.release(batch)
 
 
 def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
-    feed, _ = make_feed(SIZE)
+    feed, _ = make_feed(BATCH_SIZE)
     batch = pump_and_pop(feed)
-    assert all(part.description for part in batch.parts)
+    assert [bool(part.description) for part in batch.parts] == [True, True]
     assert [part.sample_count for part in batch.parts] == [2, 2]
     assert batch.planned is not None
     columns = batch.join_columns(batch.planned.starts)
-    assert all(part.description for part in batch.parts)
+    assert [bool(part.description) for part in batch.parts] == [True, True]
     joined = Batch(batch.spec, batch.parts).join_columns(batch.planned.starts)
-    assert not any(part.description for part in batch.parts)
+    assert [bool(part.description) for part in batch.parts] == [False, False]
     [planned_images], [chunk_images] = columns.images, joined.images
     np.testing.assert_array_equal(planned_images.table, chunk_images.table)
     assert (planned_images.rows, planned_images.leaves) == (chunk_images.rows, chunk_images.leaves)
@@ -150,17 +166,17 @@ def test_a_planned_batch_joins_the_columns_of_its_chunks_from_one_description():
 
 
 def test_a_batch_that_is_waited_for_is_not_planned_by_workers():
-    feed, engine = make_feed(SIZE)
+    feed, engine = make_feed(BATCH_SIZE)
     check_unplanned(feed, feed.pop_batch())
     assert not engine._waiting
 
 
 def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_are_open():
-    feed, engine = make_feed(12 * SIZE, ahead=6)
+    feed, engine = make_feed(12 * BATCH_SIZE, ahead=6)
     for _ in range(6):
         check_unplanned(feed, feed.pop_batch())
-    assert not any(request.is_planning for request in engine._waiting)
-    feed, engine = make_feed(12 * SIZE, ahead=6)
+    assert [request for request in engine._waiting if request.is_planning] == []
+    feed, engine = make_feed(12 * BATCH_SIZE, ahead=6)
     feed._submit_chunks()
     engine._waiting.rotate(-2)  # the first batch is completed last
     pump(feed, 12)
@@ -169,7 +185,7 @@ def test_a_plan_is_requested_if_as_many_earlier_batches_are_complete_as_batches_
 
 
 def test_a_late_plan_is_dropped_and_its_slot_is_released():
-    feed, engine = make_feed(2 * SIZE)
+    feed, engine = make_feed(2 * BATCH_SIZE)
     engine.fate = "later"
     pump(feed)
     feed.release(feed.pop_ready_batch())
@@ -180,11 +196,12 @@ def test_a_late_plan_is_dropped_and_its_slot_is_released():
     pump(feed)
     assert (batch.planned, len(batch.copied_parts)) == (None, 2)
     feed.release(batch)
-    assert (busy_slots(feed), feed.is_idle()) == (0, True)
+    assert feed.is_idle()
+    assert count_busy_slots(feed) == 0
 
 
 def test_pop_batch_uses_a_plan_that_is_complete():
-    feed, _ = make_feed(SIZE)
+    feed, _ = make_feed(BATCH_SIZE)
     while not feed._batches or feed._batches[0].planned is None:
         feed.pump(0.0)
     batch = feed.pop_batch()
@@ -193,30 +210,30 @@ def test_pop_batch_uses_a_plan_that_is_complete():
 
 
 def test_a_batch_whose_plan_is_lost_has_no_plan():
-    feed, engine = make_feed(SIZE)
-    lost: list[Request] = []
+    feed, engine = make_feed(BATCH_SIZE)
+    lost_requests: list[Request] = []
 
     def fate(request: Request) -> list[Event]:
-        lost.append(request)
+        lost_requests.append(request)
         return [Lost(request.chunk, None, "killed")]
 
     engine.fate = fate
     batch = pump_and_pop(feed)
     assert (batch.planned, len(batch.copied_parts), batch.errors) == (None, 2, [])
     feed.release(batch)
-    assert len(lost) == 1  # the plan is not requested again
-    assert (busy_slots(feed), feed.is_idle()) == (1, True)  # the engine releases the slot of a lost plan
+    assert len(lost_requests) == 1  # the plan is not requested again
+    assert (count_busy_slots(feed), feed.is_idle()) == (1, True)  # the engine releases the slot of a lost plan
 
 
 def test_a_batch_that_workers_cannot_plan_has_no_plan():
     # Images with different channels are an error of the main process.
-    feed, _ = make_feed(SIZE, MapDataset(lambda number: noise(number, channels=3 if number < 2 else 1)))
+    feed, _ = make_feed(BATCH_SIZE, MapDataset(lambda number: noise_image(number, channels=3 if number < 2 else 1)))
     check_unplanned(feed, pump_and_pop(feed))
-    assert busy_slots(feed) == 0
+    assert count_busy_slots(feed) == 0
 
 
 def test_a_plan_too_large_for_its_slot_enlarges_the_slots_of_later_plans():
-    feed, engine = make_feed(4 * SIZE)
+    feed, engine = make_feed(4 * BATCH_SIZE)
     feed._slot_size.of = lambda rows: 1 << 16  # pyright: ignore[reportAttributeAccessIssue]
     slot_sizes: list[int] = []
     run_request = engine._runner.run
@@ -235,14 +252,14 @@ def test_a_plan_too_large_for_its_slot_enlarges_the_slots_of_later_plans():
         feed.release(batch)
     assert has_plan == [False, False, True, True]
     assert slot_sizes[1] >= feed.plans._need_bytes > 1024
-    assert busy_slots(feed) == 0
+    assert count_busy_slots(feed) == 0
 
 
 def test_an_abandoned_epoch_releases_the_slots_of_its_plans():
-    feed, engine = make_feed(3 * SIZE)
+    feed, engine = make_feed(3 * BATCH_SIZE)
     engine.fate = "later"
     pump(feed)
-    begin_epoch(feed, 3 * SIZE)
+    begin_epoch(feed, 3 * BATCH_SIZE)
     engine.fate = None
     count = 0
     while (batch := feed.pop_batch()) is not None:
@@ -251,26 +268,26 @@ def test_an_abandoned_epoch_releases_the_slots_of_its_plans():
         feed.release(batch)
     while not feed.is_idle():
         feed.pump(0.0)
-    assert (count, busy_slots(feed)) == (3, 0)
+    assert (count, count_busy_slots(feed)) == (3, 0)
 
 
 def test_a_chunk_that_is_loaded_again_discards_the_plan_of_its_batch():
-    feed, _ = make_feed(SIZE)
+    feed, _ = make_feed(BATCH_SIZE)
     pump(feed)
     [batch] = feed._batches
-    first = batch.planned
-    assert first is not None
+    first_plan = batch.planned
+    assert first_plan is not None
     feed._discard_result(batch.parts[0])
     assert (batch.planned, len(batch.copied_parts), batch.open_part_count) == (None, 2, 1)
     pump(feed)
     reloaded = feed.pop_ready_batch()
-    assert reloaded.planned not in (None, first)
+    assert reloaded.planned not in (None, first_plan)
     feed.release(reloaded)
-    assert busy_slots(feed) == 0
+    assert count_busy_slots(feed) == 0
 
 
 def test_no_plan_is_requested_in_a_small_ring():
-    feed, engine = make_feed(SIZE, ring_bytes=1 << 18)
+    feed, engine = make_feed(BATCH_SIZE, ring_bytes=1 << 18)
     feed._slot_size.of = lambda rows: 1 << 15  # pyright: ignore[reportAttributeAccessIssue]
     feed.plans._need_bytes = 1 << 16
     engine.fate = lambda request: pytest.fail("a plan was requested")
@@ -286,23 +303,23 @@ def pop_unplanned(feed: Feed) -> tuple[Batch, Columns]:
 
 
 def test_a_plan_of_the_main_process_gets_a_slot_that_chunks_can_use_later():
-    feed, _ = make_feed(SIZE)
+    feed, _ = make_feed(BATCH_SIZE)
     batch, columns = pop_unplanned(feed)
     feed.plan(batch, columns)
     planned = batch.planned
     assert planned.slot.capacity_bytes >= feed._slot_size.estimate(2) > planned.used_bytes > 0
     feed.release(batch)
-    assert busy_slots(feed) == 0
+    assert count_busy_slots(feed) == 0
 
 
 def test_a_plan_of_the_main_process_that_would_take_much_of_the_ring_gets_no_slot():
-    feed, _ = make_feed(SIZE, ring_bytes=1 << 20)
+    feed, _ = make_feed(BATCH_SIZE, ring_bytes=1 << 20)
     assert feed.plans.allocate((1 << 17) + 1, 1 << 10) is None
     assert feed.plans.allocate(1 << 17, 1 << 10) is not None
 
 
 def test_a_plan_of_the_main_process_gets_no_slot_while_chunks_have_them_all():
-    feed, _ = make_feed(SIZE, ring_bytes=1 << 20)
+    feed, _ = make_feed(BATCH_SIZE, ring_bytes=1 << 20)
     batch, columns = pop_unplanned(feed)
     while feed.ring.acquire(1 << 17) is not None:
         pass
@@ -314,18 +331,18 @@ def test_batches_with_plans_in_progress_extend_the_look_ahead_by_up_to_two():
     feed, engine = make_feed(20)
     engine.fate = "later"
     pump(feed)
-    assert len(feed._batches) == 4  # instead of two
+    assert len(feed._batches) == 4  # `ahead` is two
 
 
 def test_images_resized_while_decoding_are_planned_as_results_of_the_resize():
-    positions, sizes = np.arange(SIZE), np.tile([[40, 60]], (SIZE, 1))
+    positions, sizes = np.arange(BATCH_SIZE), np.tile([[40, 60]], (BATCH_SIZE, 1))
     draws = CHAIN.draw(epoch_key(3, 0), positions, sizes)
     regions = draws.windows_tlhw[0]
-    shapes = np.hstack([regions[:, 2:], np.full((SIZE, 1), 3)])
+    shapes = np.hstack([regions[:, 2:], np.full((BATCH_SIZE, 1), 3)])
     shapes[1::2, :2] = 8  # the size of the crop's result
-    table = image_table(1000 * np.arange(SIZE), shapes, sizes, regions)
+    table = image_table(1000 * np.arange(BATCH_SIZE), shapes, sizes, regions)
     planned = PlannedBatch([], Columns(images=[ImageColumn(table, [0])]))
-    job = Job(MapDataset(noise), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
+    job = Job(MapDataset(noise_image), CHAIN, Decode(scale="fast"), 3, fusing=FUSING)
     slot, plan_input = np.zeros(1 << 16, np.uint8), planned.pack_input(())
     slot[: len(plan_input)] = np.frombuffer(plan_input, np.uint8)
     reply = make_plan(job, Request(0, 0, 0, len(slot), positions, positions, is_planning=True), slot)

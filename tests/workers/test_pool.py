@@ -41,7 +41,7 @@ def make_team():
 
 
 def block_until(path: Path, blocked_index: int | None = None):
-    """Return a function for a dataset that blocks until a file exists, if an index is given, only there."""
+    """Return a dataset's function that blocks until a file exists, at any index or only at `blocked_index`."""
 
     def load(index):
         while blocked_index in (None, index) and not path.exists():
@@ -51,7 +51,7 @@ def block_until(path: Path, blocked_index: int | None = None):
     return load
 
 
-def touch_and_hang(path: Path):
+def make_hanging_function(path: Path):
     def hang(index):
         path.touch()
         while True:
@@ -61,13 +61,16 @@ def touch_and_hang(path: Path):
 
 
 def test_a_worker_populates_the_slot_of_each_chunk(make_team):
-    def note_calls(worker):
+    def record_calls(worker):
         from gpuload.ring.ring import WorkerRing
 
         populate, calls = WorkerRing.populate, []
-        WorkerRing.populate = lambda ring, slot, nbytes: (
-            calls.append((slot.offset, slot.capacity_bytes, nbytes)) or populate(ring, slot, nbytes)
-        )
+
+        def populate_and_record(ring, slot, nbytes):
+            calls.append((slot.offset, slot.capacity_bytes, nbytes))
+            return populate(ring, slot, nbytes)
+
+        WorkerRing.populate = populate_and_record
         WorkerRing.calls = calls  # pyright: ignore[reportAttributeAccessIssue]
 
     def return_last_call(index):
@@ -75,7 +78,7 @@ def test_a_worker_populates_the_slot_of_each_chunk(make_team):
 
         return np.resize(WorkerRing.calls[-1:] or [-1], 300)  # pyright: ignore[reportAttributeAccessIssue]
 
-    team = make_team(MapDataset(return_last_call), worker_init_fn=note_calls)
+    team = make_team(MapDataset(return_last_call), worker_init_fn=record_calls)
     for chunk in (1, 2):
         reply = team.run(chunk, [0])
         nbytes, [block] = reply.nbytes, team.content(reply).blocks.values()
@@ -111,7 +114,7 @@ def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
     assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_slow_sample_delays_no_chunk_of_another_worker(make_team, tmp_path):
+def test_a_slow_sample_does_not_delay_the_chunks_of_a_second_worker(make_team, tmp_path):
     go = tmp_path / "go"
     team = make_team(MapDataset(block_until(go, 0)), workers=2)
     for chunk in range(20):
@@ -129,6 +132,9 @@ def test_a_description_too_long_for_a_message_is_returned_in_the_slot(make_team)
     assert [len(value) for value in column.values] == [100_000, 100_000]
 
 
+LARGE_IMAGE_BYTES = 1100 * 1000 * 3
+
+
 def large_image(index):
     return np.full((1100, 1000, 3), index, np.uint8)
 
@@ -136,7 +142,7 @@ def large_image(index):
 def read_pixels(team, reply) -> list[np.ndarray]:
     """Return the bytes of each `large_image` of a chunk in separate memory."""
     [column] = team.content(reply).images
-    return [reply.data[at : at + 3_300_000] for at in column.table["offset"].tolist()]
+    return [reply.data[offset : offset + LARGE_IMAGE_BYTES] for offset in column.table["offset"].tolist()]
 
 
 def count_chunk_memory(pid: int | str = "self") -> int:
@@ -150,14 +156,14 @@ def test_a_chunk_too_large_for_its_slot_is_returned_in_separate_memory_that_is_f
     team = make_team(MapDataset(large_image))
     for chunk in range(1, 31):
         reply = team.run(chunk, [chunk, 100], spare_bytes=8 << 20)
-        assert (reply.status, reply.nbytes) == (Status.DONE, 6_600_064)
-        first, second = read_pixels(team, reply)
-        assert (first == chunk).all()
-        assert (second == 100).all()
+        assert (reply.status, reply.nbytes) == (Status.DONE, 2 * (LARGE_IMAGE_BYTES + 32))  # a multiple of 64 each
+        chunk_image, image_100 = read_pixels(team, reply)
+        assert (chunk_image == chunk).all()
+        assert (image_100 == 100).all()
         assert not team.ring.view(team.slots[chunk]).any()
         team.ring.release(team.slots[chunk])
     assert count_chunk_memory() > 0
-    del reply, first, second
+    del reply, chunk_image, image_100
     assert count_chunk_memory() == 0
     assert count_chunk_memory(*team.pool.pids) == 0
 
@@ -206,7 +212,7 @@ def test_without_a_free_descriptor_a_chunk_for_separate_memory_is_reported_too_l
         reply = team.run(1, [1], spare_bytes=8 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert reply == Reply(1, Status.TOO_LARGE, 3_300_032, b"")
+    assert reply == Reply(1, Status.TOO_LARGE, LARGE_IMAGE_BYTES + 32, b"")
     assert team.pool.deaths.causes == []
 
 
@@ -232,7 +238,7 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_with_its_stack_and_the_worke
         return index
 
     team = make_team(MapDataset(die_at_7))
-    [before] = team.pool.pids
+    [dead_pid] = team.pool.pids
     lost = team.run(1, [5, 6, 7, 8], kinds=Lost)
     assert (lost.chunk, lost.row, lost.cause, lost.killed_externally) == (1, 2, "killed by SIGSEGV", False)
     assert lost.stack.startswith("Fatal Python error: Segmentation fault")
@@ -240,7 +246,7 @@ def test_a_dead_workers_chunk_is_lost_at_its_sample_with_its_stack_and_the_worke
     assert "Extension modules" not in lost.stack
     assert not team.ring._busy
     assert team.load([1, 2], chunk=2) == [1, 2]
-    assert team.pool.pids != [before]
+    assert team.pool.pids != [dead_pid]
 
 
 def team_that_lost_chunk_2(make_team) -> tuple[Team, int]:
@@ -276,7 +282,7 @@ def test_a_chunk_that_a_dead_worker_took_but_did_not_note_is_lost(make_team):
         raise AssertionError("the slot is still written off")
 
 
-class NotesLate(MapDataset):
+class NotesChunkLate(MapDataset):
     """A dataset whose workers wait, between taking and noting the chunk of this number, until a file `go` exists."""
 
     def __init__(self, chunk: int, folder: Path) -> None:
@@ -287,22 +293,22 @@ class NotesLate(MapDataset):
         from gpuload.workers import main
 
         self.__dict__.update(state)
-        do = main._process_request
+        process_request = main._process_request
 
-        def wait_for_go(request, *others):
+        def wait_for_go(request, *arguments):
             if request.chunk == self.chunk:
                 with open(f"{self.folder}/taking", "w") as file:
                     file.write(str(os.getpid()))
                 os.rename(f"{self.folder}/taking", f"{self.folder}/taken")
                 while not os.path.exists(f"{self.folder}/go"):
                     time.sleep(0.002)
-            return do(request, *others)
+            return process_request(request, *arguments)
 
         main._process_request = wait_for_go
 
 
 def test_a_late_reply_to_a_lost_chunk_is_dropped_and_frees_its_slot(make_team, tmp_path):
-    team = make_team(NotesLate(2, tmp_path), workers=2)
+    team = make_team(NotesChunkLate(2, tmp_path), workers=2)
     team.await_ready()
     team.submit(2, [5])
     wait_until((tmp_path / "taken").exists, "a worker has taken the chunk")
@@ -341,7 +347,7 @@ def test_a_dataset_that_cannot_be_unpickled_raises_worker_error_with_its_traceba
 
 def test_without_a_timeout_a_slow_sample_is_warned_of_once_with_its_stack(make_team, monkeypatch, tmp_path):
     started = tmp_path / "started"
-    team = make_team(MapDataset(touch_and_hang(started)))
+    team = make_team(MapDataset(make_hanging_function(started)))
     team.submit(1, [7])
     team.await_ready()  # a slow start is warned of too
     wait_until(started.exists, "the worker loads the sample")
@@ -442,11 +448,11 @@ def test_a_leaving_worker_finishes_its_chunk_first(make_team):
 def test_chunks_do_not_wait_for_a_worker_that_is_being_added(make_team, tmp_path):
     go = tmp_path / "go"
 
-    def init(number):
-        while number > 0 and not go.exists():
+    def wait_for_go(worker):
+        while worker > 0 and not go.exists():
             time.sleep(0.005)
 
-    team = make_team(range(1000), max_workers=2, worker_init_fn=init)
+    team = make_team(range(1000), max_workers=2, worker_init_fn=wait_for_go)
     team.load([1], chunk=1)
     team.pool.resize(2)
     team.pool.collect_events(0.0)
@@ -478,14 +484,14 @@ def test_a_leaving_worker_that_dies_loses_its_chunk_and_is_not_replaced(make_tea
     board = team.pool._board
     wait_until(lambda: {board.read(0).chunk, board.read(1).chunk} == {1, 2}, "both workers load a chunk")
     team.pool.resize(1)
-    leaving, chunk = team.pool.pids[1], board.read(1).chunk
-    os.kill(leaving, signal.SIGKILL)
+    leaving_pid, chunk = team.pool.pids[1], board.read(1).chunk
+    os.kill(leaving_pid, signal.SIGKILL)
     [lost] = team.wait(1, Lost)
     assert (lost.chunk, lost.row, lost.cause) == (chunk, 0, "killed by SIGKILL")
     assert len(team.pool.deaths.causes) == 1
     go.touch()
     [reply] = team.wait(1)
-    assert reply.chunk == 3 - chunk
+    assert {reply.chunk, chunk} == {1, 2}
     assert (len(team.pool.pids), team.pool.is_steady) == (1, True)
 
 
@@ -512,11 +518,11 @@ def test_an_added_worker_that_cannot_be_started_is_warned_of_once(make_team, mon
 def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(make_team, tmp_path):
     fails = tmp_path / "fails"
 
-    def init(worker):
+    def raise_if_file_exists(worker):
         if fails.exists():
             raise ZeroDivisionError(worker)
 
-    team = make_team(range(1000), workers=2, max_workers=4, worker_init_fn=init)
+    team = make_team(range(1000), workers=2, max_workers=4, worker_init_fn=raise_if_file_exists)
     team.await_ready()
     fails.touch()
     team.pool.resize(4)
@@ -537,12 +543,12 @@ def test_added_workers_that_fail_before_they_are_ready_are_warned_of_once(make_t
 def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team, tmp_path):
     go = tmp_path / "go"
 
-    def waits(index):
+    def wait_for_go(index):
         while not go.exists() or time.thread_time() < 0.02:
             time.sleep(0 if go.exists() else 0.002)
         return index
 
-    team = make_team(MapDataset(waits), workers=2)
+    team = make_team(MapDataset(wait_for_go), workers=2)
     team.submit(1, [0])
     wait_until(lambda: team.pool.busy_s() > 0.01, "a chunk in progress is counted")
     go.touch()
@@ -550,8 +556,8 @@ def test_busy_s_includes_chunks_in_progress_and_workers_that_have_left(make_team
     resize_and_wait(team, 1)
     wait_until(lambda: team.pool.busy_s() == team.pool.busy_s(), "no worker processes a chunk")
     assert team.pool.busy_s() > 0.01
-    [(pid, cpu_s)] = team.pool.wanted_cpu_s().items()
-    assert (pid, cpu_s > 0.01) == (team.pool.pids[0], True)
+    [cpu_s] = team.pool.wanted_cpu_s().values()
+    assert cpu_s > 0.01
 
 
 def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team):
@@ -564,17 +570,18 @@ def test_wanted_cpu_s_includes_the_time_that_a_worker_waits_for_a_cpu(make_team)
         for program in programs:
             program.stdout.readline()
 
-        def computes(index):
+        def compute_100_ms(index):
             began = time.thread_time()
             while time.thread_time() - began < 0.1:
                 pass
             return index
 
-        team = make_team(MapDataset(computes), workers=1)
+        team = make_team(MapDataset(compute_100_ms), workers=1)
         team.load([0])
-        before_s, began = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
+        wanted_before_s, busy_before_s = sum(team.pool.wanted_cpu_s().values()), team.pool.busy_s()
         team.load([1, 2])
-        wanted_s, busy_s = sum(team.pool.wanted_cpu_s().values()) - before_s, team.pool.busy_s() - began
+        wanted_s = sum(team.pool.wanted_cpu_s().values()) - wanted_before_s
+        busy_s = team.pool.busy_s() - busy_before_s
         assert wanted_s > 0.25  # the worker has computed for 0.2 s
         assert wanted_s > 0.8 * busy_s
     finally:
@@ -599,13 +606,13 @@ def test_close_while_workers_start_and_leave_leaves_no_process_descriptor_or_map
     pids = team.pool.pids
     team.pool.resize(1)
     team.close()
-    assert not any(is_alive(pid) for pid in pids)
+    assert [pid for pid in pids if is_alive(pid)] == []
     assert descriptors() <= before
     assert Path("/proc/self/maps").read_text().count("memfd:gpuload") == mapped
 
 
 def test_close_does_not_wait_for_a_worker_that_hangs(tmp_path):
-    team = Team(MapDataset(touch_and_hang(tmp_path / "started")))
+    team = Team(MapDataset(make_hanging_function(tmp_path / "started")))
     [pid] = team.pool.pids
     team.submit(1, [0])
     wait_until((tmp_path / "started").exists, "the worker loads the sample")
@@ -683,22 +690,22 @@ def test_workers_import_from_the_scripts_folder_but_not_from_the_working_directo
 # -- systems without support for workers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value", "text"),
-    [
-        ("platform", "win32", "worker processes need Linux, got win32"),
-        ("frozen", True, "workers need a Python interpreter, which a frozen application does not have"),
-        ("executable", "", "sys.executable is empty, so there is no interpreter to start workers with"),
-    ],
-)
+@pytest.mark.parametrize(("attribute", "value", "text"), [
+    ("platform", "win32", "worker processes need Linux, got win32"),
+    ("frozen", True, "workers need a Python interpreter, which a frozen application does not have"),
+    ("executable", "", "sys.executable is empty, so there is no interpreter to start workers with"),
+])  # fmt: skip
 def test_check_platform_without_support_for_workers_names_the_remedy(monkeypatch, attribute, value, text):
     monkeypatch.setattr(sys, attribute, value, raising=False)
     with pytest.raises(RuntimeError, match=f"^{text}; use num_workers=0 to load in this process$"):
         check_platform()
 
 
-class NumbersOfWorker:
-    """An iterable dataset that records in a file how often it is pickled."""
+# -- a queue for each worker ------------------------------------------------------------------------------------------
+
+
+class CountsPickles:
+    """A stream of 0 … 99, divided among workers, that records in a file how often it is pickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -716,17 +723,16 @@ class NumbersOfWorker:
 
 
 def test_queue_per_worker_sends_each_worker_its_requests_and_ships_the_dataset_once(make_team, tmp_path):
-    team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 3, queue_per_worker=True)
-    for chunk, worker in enumerate((2, 0, 2)):
-        first = 2 if chunk == 2 else 0
-        team.submit(chunk, [first, first + 1], iterable=IterableStart(1, worker, 0, None, 3, worker))
+    team = make_team(CountsPickles(str(tmp_path / "pickled")), 3, queue_per_worker=True)
+    for chunk, (worker, rows) in enumerate([(2, [0, 1]), (0, [0, 1]), (2, [2, 3])]):
+        team.submit(chunk, rows, iterable=IterableStart(1, worker, 0, None, 3, worker))
     replies = {reply.chunk: team.content(reply) for reply in team.wait(3)}
     assert [list(replies[chunk].values[0].values) for chunk in range(3)] == [[2, 5], [0, 3], [8, 11]]
     assert (tmp_path / "pickled").read_text() == "once\n"
 
 
 def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path):
-    team = make_team(NumbersOfWorker(str(tmp_path / "pickled")), 2, queue_per_worker=True)
+    team = make_team(CountsPickles(str(tmp_path / "pickled")), 2, queue_per_worker=True)
 
     def submit_first_sample(chunk: int, worker: int) -> None:
         team.submit(chunk, [0], iterable=IterableStart(chunk, worker, 0, None, 2, worker))
@@ -734,7 +740,7 @@ def test_queue_per_worker_loses_only_the_dead_workers_chunks(make_team, tmp_path
     for worker in (0, 1):
         submit_first_sample(worker, worker)
     team.wait(2)
-    wait_until(lambda: all(team.pool._board.read(w).chunk == -1 for w in (0, 1)), "both workers are idle")
+    wait_until(lambda: {team.pool._board.read(worker).chunk for worker in (0, 1)} == {-1}, "both workers are idle")
     first_pid, second_pid = team.pool.pids
     stop_processes(first_pid, second_pid)
     submit_first_sample(2, 0)

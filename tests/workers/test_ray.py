@@ -27,14 +27,11 @@ from gpuload.workers.ray import Host
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
-        ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
-        ({"count": 1, "actor_options": {"num_cpus": 2}}, ValueError, "RayWorkers(actor_options=…) has 'num_cpus'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "text"), [
+    ({"count": 1, "address": "ray://a:1"}, ValueError, "RayWorkers(address='ray://a:1'): with Ray Client, each"),
+    ({"count": 1, "actor_options": 3}, TypeError, "RayWorkers(actor_options=…) must be a dict, got 3"),
+    ({"count": 1, "actor_options": {"num_cpus": 2}}, ValueError, "RayWorkers(actor_options=…) has 'num_cpus'"),
+])  # fmt: skip
 def test_ray_workers_with_wrong_arguments_are_refused(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         gl.RayWorkers(**arguments)
@@ -113,7 +110,7 @@ def start_epoch(loader):
     return epoch, first_batch
 
 
-def test_samples_that_fail_kill_or_hang_are_listed_like_those_of_local_workers(cluster):
+def test_samples_that_fail_kill_or_hang_are_listed_with_the_causes_of_local_workers(cluster):
     died = "WorkerError: 2 workers died while processing only this sample: "
     for act, options, cause in (
         (raise_lookup_error, {}, "LookupError: not available"),
@@ -139,7 +136,7 @@ def test_a_dead_actor_is_replaced_and_its_chunks_are_loaded_again(cluster):
         assert [actor.node for actor in cluster.actors] == ["a", "b", "a"]
         stats = loader.stats()
         assert [worker.restarts for worker in stats.workers] == [1, 0]
-        # The dead actor may not have reported all of its samples.
+        # The dead actor may not have reported all of its samples: it had at most four chunks of four.
         assert sum(worker.samples for worker in stats.workers) >= 384
         assert (stats.elsewhere, stats.cpu.workers_s > 0) == (True, True)
         [death] = loader._session.engine.deaths.causes
@@ -168,14 +165,14 @@ def test_changes_to_the_dataset_reach_all_actors_and_their_replacements(cluster)
         assert flatten(loader) == list(range(2000, 2100))
         data.table[:] = 7
         assert flatten(loader) == list(range(2007, 2107))
-        assert len(cluster.actors) == 5  # data is sent to new actors
+        assert len(cluster.actors) == 5  # two, a replacement, and two new actors for the changed data
 
 
-def test_actors_of_a_dead_machine_count_as_one_death_and_the_others_continue(cluster):
+def test_actors_of_a_dead_machine_count_as_one_death_and_the_remaining_actors_continue(cluster):
     with make_loader(Numbers(400), count=3, faults=gl.Faults(max_restarts=1)) as loader:
         cluster.nodes_in_turn = ["a", "a", "b"]
         epoch, seen = start_epoch(loader)
-        cluster.nodes_in_turn = ["dead", None, None]
+        cluster.nodes_in_turn = ["dead", None, None]  # no machine can replace them
         for actor in cluster.actors[:2]:
             actor.die()
         assert seen + flatten(epoch) == list(range(400))
@@ -231,19 +228,19 @@ def test_an_actor_that_waits_for_a_machine_is_warned_of(cluster, monkeypatch):
         next(iter(loader))
 
 
-def test_another_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
-    def with_versions(**others):
-        monkeypatch.setattr(
-            Host,
-            "__init__",
-            lambda host, *arguments: (initialize(host, *arguments), host._report.versions.update(others))[0],
-        )
+def test_a_different_version_of_pillow_is_warned_of_and_of_gpuload_is_refused(cluster, monkeypatch):
+    def set_versions(**versions):
+        def initialize_and_change(host, *arguments):
+            initialize(host, *arguments)
+            host._report.versions.update(versions)
+
+        monkeypatch.setattr(Host, "__init__", initialize_and_change)
 
     initialize = Host.__init__
-    with_versions(pillow="1.0")
+    set_versions(pillow="1.0")
     with make_loader() as loader, pytest.warns(RuntimeWarning, match=r"has pillow 1\.0 \(here .*its pixels may differ"):
         assert flatten(loader) == list(range(64))
-    with_versions(gpuload="9")
+    set_versions(gpuload="9")
     expected = r"has gpuload 9 \(here .*; install the same versions"
     with make_loader() as loader, pytest.raises(gl.WorkerError, match=expected):
         list(loader)
@@ -258,7 +255,7 @@ def test_a_shutdown_of_ray_in_mid_epoch_raises_worker_error(cluster):
             list(epoch)
 
 
-def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster):
+def test_an_iterable_dataset_continues_with_a_new_actor_after_a_death(cluster):
     class Stream:
         def __iter__(self):
             info = gl.get_worker_info()
@@ -271,7 +268,7 @@ def test_an_iterable_dataset_continues_with_another_actor_after_a_death(cluster)
         cluster.actors[0].die()
         assert batches + [batch.tolist() for batch in epoch] == expected
         assert len(cluster.actors) == 3
-    assert not any(actor.alive for actor in cluster.actors)
+    assert [actor for actor in cluster.actors if actor.alive] == []
 
 
 def test_slots_of_an_actor_are_released_and_each_worker_has_at_most_three_chunks(cluster):

@@ -1,4 +1,4 @@
-"""Chunks of an `ArrayFile`, which a row copier copies row by row, compared with the three steps that load others."""
+"""Chunks of an `ArrayFile`, copied row by row by a row copier, compared with the three steps for other datasets."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def make_runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRun
     """Return a runner with a row copier and one without, which takes the three steps."""
     options = {"plain": not transforms, "moves_pixels": False, **options}
     job = Job(dataset, Chain(list(transforms)), Decode(), 5, **options)
-    with_copier, without = (ChunkRunner(job, guard_generators=False) for _ in range(2))
-    with_copier._reader._searches_left = without._reader._searches_left = 0  # as after the first samples
-    without._row_copier = None
-    return with_copier, without
+    with_copier, without_copier = (ChunkRunner(job, guard_generators=False) for _ in range(2))
+    with_copier._reader._searches_left = without_copier._reader._searches_left = 0  # as after the first samples
+    without_copier._row_copier = None
+    return with_copier, without_copier
 
 
 def run_chunk(runner: ChunkRunner, indices: Any, *, room=1 << 16, spare=0, wanted=lambda: True, populate: Any = None):
@@ -76,7 +76,8 @@ def load_content(runner: ChunkRunner, indices: Any) -> list[Any]:
     return comparable_content(*run_chunk(runner, indices)[:2])
 
 
-CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+# Options of the array file, and transforms.
+ARRAY_FILES: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "complete images": ({}, []),
     "crops": ({}, [T.RandomResizedCrop(8)]),
     "bands": ({}, [T.CenterCrop((9, 4))]),
@@ -92,22 +93,27 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ARRAY_FILES)
 @pytest.mark.parametrize("indices", [SHUFFLED, IN_ORDER], ids=["shuffled", "in order"])
 def test_row_copier_returns_the_same_chunk_as_the_three_steps(tmp_path, name, indices):
-    settings, transforms = CASES[name]
-    rows, ordinary = make_runners(array_file(tmp_path, **settings), *transforms)
-    assert rows._row_copier is not None
+    settings, transforms = ARRAY_FILES[name]
+    copying_runner, three_step_runner = make_runners(array_file(tmp_path, **settings), *transforms)
+    assert copying_runner._row_copier is not None
     replies = []
-    fill = rows._row_copier.fill
-    rows._row_copier.fill = lambda *args: replies.append(fill(*args)) or replies[-1]  # pyright: ignore[reportAttributeAccessIssue]
-    reply, slot, noted = run_chunk(rows, indices)
-    expected, expected_slot, _ = run_chunk(ordinary, indices)
+    fill = copying_runner._row_copier.fill
+
+    def fill_and_record(*arguments):
+        replies.append(fill(*arguments))
+        return replies[-1]
+
+    copying_runner._row_copier.fill = fill_and_record  # pyright: ignore[reportAttributeAccessIssue]
+    reply, slot, noted = run_chunk(copying_runner, indices)
+    expected, expected_slot, _ = run_chunk(three_step_runner, indices)
     assert replies[0].status is Status.DONE
     assert comparable_content(reply, slot) == comparable_content(expected, expected_slot)
     assert noted == list(range(len(indices)))
     for counter in ("chunks", "samples", "bytes_read", "bytes_decoded"):
-        assert getattr(rows.counters, counter) == getattr(ordinary.counters, counter) > 0
+        assert getattr(copying_runner.counters, counter) == getattr(three_step_runner.counters, counter) > 0
 
 
 @pytest.mark.parametrize(
@@ -116,19 +122,19 @@ def test_row_copier_returns_the_same_chunk_as_the_three_steps(tmp_path, name, in
     ids=["too large", "from the end", "before the first", "no numbers", "too small to crop"],
 )
 def test_row_copier_returns_the_same_errors_as_the_three_steps(tmp_path, indices, transforms):
-    rows, ordinary = make_runners(array_file(tmp_path), *transforms)
+    copying_runner, three_step_runner = make_runners(array_file(tmp_path), *transforms)
     keys = np.array(indices) if all(isinstance(key, int) for key in indices) else indices
-    content = load_content(rows, keys)
-    assert content == load_content(ordinary, keys)
+    content = load_content(copying_runner, keys)
+    assert content == load_content(three_step_runner, keys)
     assert content[-1] is Status.DONE
-    assert run_chunk(rows, [1, 2], room=64)[0] == run_chunk(ordinary, [1, 2], room=64)[0]
+    assert run_chunk(copying_runner, [1, 2], room=64)[0] == run_chunk(three_step_runner, [1, 2], room=64)[0]
 
 
 def test_row_copier_returns_the_status_of_the_three_steps_if_a_chunk_is_too_large_or_unwanted(tmp_path):
-    rows, ordinary = make_runners(array_file(tmp_path))
+    copying_runner, three_step_runner = make_runners(array_file(tmp_path))
     for options, status in (({"room": 1000}, Status.TOO_LARGE), ({"wanted": lambda: False}, Status.UNWANTED)):
-        reply = run_chunk(rows, IN_ORDER, **options)[0]
-        assert reply == run_chunk(ordinary, IN_ORDER, **options)[0]
+        reply = run_chunk(copying_runner, IN_ORDER, **options)[0]
+        assert reply == run_chunk(three_step_runner, IN_ORDER, **options)[0]
         assert reply.status is status
 
 
@@ -158,7 +164,7 @@ def test_a_slot_that_is_too_small_for_a_chunk_is_not_populated_beyond_its_end(tm
             populate = lambda nbytes, slot, sizes=sizes: sizes.append(nbytes)  # noqa: E731
             reply, _, _ = run_chunk(runner, IN_ORDER, room=room, spare=1 << 18, populate=populate)
             assert reply.file is not None
-            assert all(nbytes <= room for nbytes in sizes)
+            assert max(sizes, default=0) <= room
             reply.file.close()
 
 
@@ -167,7 +173,7 @@ def count_chunk_files() -> int:
     return sum("gpuload-chunk" in name for _, name in descriptors())
 
 
-@pytest.mark.parametrize("ordinary", [False, True], ids=["row copier", "three steps"])
+@pytest.mark.parametrize("takes_three_steps", [False, True], ids=["row copier", "three steps"])
 @pytest.mark.parametrize(
     ("labels", "room"),
     [
@@ -178,30 +184,28 @@ def count_chunk_files() -> int:
     ],
     ids=["pixels", "pixels, then a block", "a block behind the pixels", "a long description behind the pixels"],
 )
-def test_a_chunk_too_large_for_its_slot_is_written_to_separate_memory(tmp_path, labels, room, ordinary):
-    runner = make_runners(array_file(tmp_path, labels=labels))[ordinary]
-    expected, roomy, _ = run_chunk(runner, IN_ORDER, room=1 << 18)
+def test_a_chunk_too_large_for_its_slot_is_written_to_separate_memory(tmp_path, labels, room, takes_three_steps):
+    runner = make_runners(array_file(tmp_path, labels=labels))[takes_three_steps]
+    expected, large_slot, _ = run_chunk(runner, IN_ORDER, room=1 << 18)
     reply, _, noted = run_chunk(runner, IN_ORDER, room=room, spare=expected.nbytes)
     assert reply.file is not None
     reply.map(reply.file)
-    assert comparable_content(reply, reply.data) == comparable_content(expected, roomy)
+    assert comparable_content(reply, reply.data) == comparable_content(expected, large_slot)
     assert len(reply.data) == reply.nbytes == expected.nbytes > room
-    assert noted == list(range(4)) * (1 + ordinary)
+    assert noted == list(range(4)) * (1 + takes_three_steps)
     refused = run_chunk(runner, IN_ORDER, room=room, spare=expected.nbytes - 1)[0]
-    assert (refused.status, refused.nbytes <= expected.nbytes) == (Status.TOO_LARGE, True)
+    assert refused.status is Status.TOO_LARGE
+    assert refused.nbytes <= expected.nbytes
     del reply
     assert count_chunk_files() == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("memory_file", LimitError("a sandbox has no memfd")),
-        ("memory_file", OSError(errno.EMFILE, "too many open files")),
-        ("os.posix_fallocate", OSError(errno.ENOMEM, "no memory")),
-        ("map_file", OSError(errno.ENOMEM, "no addresses")),
-    ],
-)
+@pytest.mark.parametrize(("name", "error"), [
+    ("memory_file", LimitError("a sandbox has no memfd")),
+    ("memory_file", OSError(errno.EMFILE, "too many open files")),
+    ("os.posix_fallocate", OSError(errno.ENOMEM, "no memory")),
+    ("map_file", OSError(errno.ENOMEM, "no addresses")),
+])  # fmt: skip
 def test_a_chunk_is_reported_too_large_if_separate_memory_is_unavailable(tmp_path, monkeypatch, name, error):
     def refuse(*args):
         raise error
@@ -210,13 +214,14 @@ def test_a_chunk_is_reported_too_large_if_separate_memory_is_unavailable(tmp_pat
     with monkeypatch.context() as patched:
         patched.setattr(f"{runner_module.__name__}.{name}", refuse)
         reply = run_chunk(runner, IN_ORDER, room=1000, spare=1 << 20)[0]
-    assert reply == Reply(3, Status.TOO_LARGE, 1280, b"")
+    assert reply == Reply(3, Status.TOO_LARGE, 4 * 320, b"")  # images of 270 bytes, rounded up to multiples of 64
     assert count_chunk_files() == 0
 
 
 def test_separate_memory_of_an_unwanted_chunk_is_freed(tmp_path):
-    rows, ordinary = make_runners(array_file(tmp_path))
-    for runner, answers in ((rows, []), (ordinary, [True] * 5)):  # unwanted at the first row that is written
+    copying_runner, three_step_runner = make_runners(array_file(tmp_path))
+    # The chunk becomes unwanted at the first row that is written.
+    for runner, answers in ((copying_runner, []), (three_step_runner, [True] * 5)):
         wanted = iter(answers)
         reply = run_chunk(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
         assert reply.status is Status.UNWANTED
@@ -226,10 +231,11 @@ def test_separate_memory_of_an_unwanted_chunk_is_freed(tmp_path):
 def test_an_array_file_that_was_changed_is_an_error_of_each_sample(tmp_path):
     dataset = array_file(tmp_path)
     os.truncate(dataset.path, 500)
-    rows, ordinary = make_runners(dataset)
-    assert load_content(rows, IN_ORDER) == load_content(ordinary, IN_ORDER)
-    reply, slot, _ = run_chunk(rows, IN_ORDER)
-    assert "was changed after the dataset" in read_content(slot, reply.meta, reply.meta_at).errors[0][1].cause
+    copying_runner, three_step_runner = make_runners(dataset)
+    assert load_content(copying_runner, IN_ORDER) == load_content(three_step_runner, IN_ORDER)
+    reply, slot, _ = run_chunk(copying_runner, IN_ORDER)
+    (_, error), *_ = read_content(slot, reply.meta, reply.meta_at).errors
+    assert "was changed after the dataset" in error.cause
 
 
 class NegativeLabels(gl.ArrayFile):
@@ -238,25 +244,25 @@ class NegativeLabels(gl.ArrayFile):
         return image, -label
 
 
-def test_row_copier_is_not_used_for_other_datasets_and_jobs(tmp_path):
+def test_row_copier_is_not_used_if_samples_cannot_be_copied_as_rows(tmp_path):
     assert make_runners(array_file(tmp_path), collate_fn=list)[0]._row_copier is None
     assert make_runners(array_file(tmp_path), T.Resize(8), T.SanitizeBoundingBoxes())[0]._row_copier is None
     assert make_runners(NegativeLabels(array_file(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None
     assert make_runners([0, 1])[0]._row_copier is None
     for options in ({"layout": "CHW", "shape": (3, 9, 10)}, {"as_dtype": "float32"}, {"layout": "data"}):
-        rows, ordinary = make_runners(array_file(tmp_path, **options))
-        assert load_content(rows, SHUFFLED) == load_content(ordinary, SHUFFLED)
+        copying_runner, three_step_runner = make_runners(array_file(tmp_path, **options))
+        assert load_content(copying_runner, SHUFFLED) == load_content(three_step_runner, SHUFFLED)
 
 
 def test_a_loader_returns_the_same_batches_from_an_array_file_and_a_list(tmp_path):
     dataset = array_file(tmp_path)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0, "device": "cpu", "seed": 3}
     chain = [T.RandomCrop(6), T.RandomHorizontalFlip()]
-    with gl.Loader(dataset, transforms=chain, **options) as rows:
-        batches = [batch for _ in range(3) for batch in rows]  # the search for targets ends after 16 samples
-        assert rows._session.engine._runner._reader.is_search_over
-    with gl.Loader([dataset[number] for number in range(COUNT)], transforms=chain, **options) as ordinary:
-        expected = [batch for _ in range(3) for batch in ordinary]
+    with gl.Loader(dataset, transforms=chain, **options) as array_loader:
+        batches = [batch for _ in range(3) for batch in array_loader]  # the search for targets ends after 16 samples
+        assert array_loader._session.engine._runner._reader.is_search_over
+    with gl.Loader([dataset[number] for number in range(COUNT)], transforms=chain, **options) as list_loader:
+        expected = [batch for _ in range(3) for batch in list_loader]
     for (images, labels), (expected_images, expected_labels) in zip(batches, expected, strict=True):
         assert images.equal(expected_images)
         assert labels.tolist() == expected_labels.tolist()

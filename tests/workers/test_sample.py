@@ -1,4 +1,4 @@
-"""Regions that are cut out of the cuttable files of a chunk together: they have the pixels of the original files."""
+"""Regions of cuttable files, which are cut out together for a chunk, have the pixels of the original files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ImagePairs:
         return COUNT
 
     def __getitem__(self, index: int) -> Any:
-        first, second = self.files[index % 3], self.files[(index + 1) % 3]
+        color_file, grey_file = self.files[index % 3], self.files[(index + 1) % 3]
         if self.broken and index % 5 == 4:
-            first = first[: len(first) // 2]
-        return gl.Encoded(first), gl.Encoded(second, "L"), index
+            color_file = color_file[: len(color_file) // 2]
+        return gl.Encoded(color_file), gl.Encoded(grey_file, "L"), index
 
 
 def load_epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, list[np.ndarray]], Any, list[int]]:
@@ -50,9 +50,9 @@ def load_epoch(files: list[bytes], *, broken: bool = False) -> tuple[dict[int, l
         faults=gl.Faults(on_error="skip", max_error_rate=1.0),
     ) as loader:
         images_by_number = {
-            int(number): [one.numpy().copy(), other.numpy().copy()]
+            int(number): [color.numpy().copy(), grey.numpy().copy()]
             for images, greys, numbers in loader
-            for one, other, number in zip(images, greys, numbers, strict=True)
+            for color, grey, number in zip(images, greys, numbers, strict=True)
         }
         return images_by_number, loader.stats().decode.counts, sorted(error.index for error in loader.errors)
 
@@ -66,16 +66,21 @@ def assert_same_images(images_by_number: dict[int, list[np.ndarray]], expected: 
 @pytest.mark.parametrize("cut_bytes", [1, 8 << 20])
 def test_cuttable_files_have_the_pixels_of_their_originals_for_any_cut_bytes(cut_bytes, monkeypatch):
     monkeypatch.setattr("gpuload.workers.sample.CUT_BYTES", cut_bytes)
-    calls: list[int] = []
-    cut = SampleReader.cut_files
-    monkeypatch.setattr(SampleReader, "cut_files", lambda *arguments: calls.append(cut(*arguments)) or calls[-1])
+    cut_counts: list[int] = []
+    cut_files = SampleReader.cut_files
+
+    def cut_and_count(*arguments):
+        cut_counts.append(cut_files(*arguments))
+        return cut_counts[-1]
+
+    monkeypatch.setattr(SampleReader, "cut_files", cut_and_count)
     expected, counts, _ = load_epoch(ORIGINALS)
     assert "cut" not in counts
-    calls.clear()
+    cut_counts.clear()
     images_by_number, counts, _ = load_epoch(CUTTABLE)
     assert counts["cut"] > COUNT
-    assert sum(calls) == COUNT
-    assert (set(calls) == {1}) == (cut_bytes == 1)
+    assert sum(cut_counts) == COUNT
+    assert (set(cut_counts) == {1}) == (cut_bytes == 1)
     assert list(images_by_number) == list(expected)
     assert_same_images(images_by_number, expected)
 
@@ -91,10 +96,10 @@ def test_a_truncated_cuttable_file_fails_alone():
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
 def test_an_error_of_cut_files_is_an_error_of_one_sample(monkeypatch):
-    cut_files = decoder.cut_files
+    cut_files, region_of_sample_3 = decoder.cut_files, (194, 167, 144, 162)
 
     def refuse_one(wanted: Any) -> Any:
-        if any(data is CUTTABLE[0] and region == (194, 167, 144, 162) for data, _, region in wanted):
+        if any(data is CUTTABLE[0] and region == region_of_sample_3 for data, _, region in wanted):
             raise MemoryError("too large")
         return cut_files(wanted)
 

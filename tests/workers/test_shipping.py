@@ -1,5 +1,5 @@
-"""Objects that are sent to workers: arrays, memmaps, tensors and functions. An error names the object that cannot be
-sent. Memory that the user shares between processes is the same memory in workers."""
+"""Objects that are sent to workers: arrays, memmaps, tensors and functions, and memory that processes share. An error
+names the object that cannot be sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 import torch
 from helpers.map_datasets import MapDataset
 from helpers.programs import run_python
-from helpers.warm_interpreters import TOO
+from helpers.warm_interpreters import WARM_CHILDREN_VARIABLE
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -65,9 +65,9 @@ def test_a_shipped_array_is_stored_once_and_received_as_writable_copies():
     original = np.arange(100_000)
     with shipped([original]) as fd:
         assert os.fstat(fd).st_size < original.nbytes + 10_000
-        [first], [second] = receive(fd), receive(fd)
-    first[0] = 99
-    assert np.array_equal(second, original)
+        [copy], [other_copy] = receive(fd), receive(fd)
+    copy[0] = 99
+    assert np.array_equal(other_copy, original)
     assert original[0] == 0
 
 
@@ -188,29 +188,26 @@ def make_job(dataset, transforms=()) -> Job:
     return Job(dataset, Chain(transforms), Decode(), 0)
 
 
-A_LOCK = threading.Lock()
-CIRCULAR = Attributes(inner=Attributes(), lock=A_LOCK)
+LOCK = threading.Lock()
+CIRCULAR = Attributes(inner=Attributes(), lock=LOCK)
 CIRCULAR.inner.owner = CIRCULAR
-BLUR = Blur(fn=functools.partial(max, key=A_LOCK))
+BLUR = Blur(fn=functools.partial(max, key=LOCK))
 
 
-@pytest.mark.parametrize(
-    ("sent", "named"),
-    [
-        (make_job(Attributes(paths=["a"], lock=A_LOCK)), "dataset.lock (a _thread.lock)"),
-        (make_job(Attributes(paths=["a"], reader=Attributes(lock=A_LOCK))), "dataset.reader (a "),
-        (make_job(Attributes(readers={"train": [A_LOCK]})), "dataset.readers (a dict)"),
-        (make_job(Attributes(lazy=functools.partial(max, key=A_LOCK))), "dataset.lazy (a functools.partial)"),
-        (make_job(Attributes(fn=lambda index: A_LOCK)), "dataset.fn (a function)"),
-        (make_job(Slotted(A_LOCK)), "dataset.lock (a _thread.lock)"),
-        (make_job(DropsItsLock(own_lock=A_LOCK, reader=Attributes(lock=A_LOCK))), "dataset.reader (a "),
-        (make_job([0, A_LOCK]), "dataset (a list)"),
-        (make_job(CIRCULAR), "dataset.lock (a _thread.lock)"),
-        (make_job([1], [T.Resize(8), T.CenterCrop(8), BLUR]), "transforms[2].fn (a functools.partial)"),
-        (replace(make_job([1]), collate_fn=lambda samples: A_LOCK), "collate_fn (a function)"),
-        (Attributes(parts=[A_LOCK]), "parts (a list)"),
-    ],
-)
+@pytest.mark.parametrize(("sent", "named"), [
+    (make_job(Attributes(paths=["a"], lock=LOCK)), "dataset.lock (a _thread.lock)"),
+    (make_job(Attributes(paths=["a"], reader=Attributes(lock=LOCK))), "dataset.reader (a "),
+    (make_job(Attributes(readers={"train": [LOCK]})), "dataset.readers (a dict)"),
+    (make_job(Attributes(lazy=functools.partial(max, key=LOCK))), "dataset.lazy (a functools.partial)"),
+    (make_job(Attributes(fn=lambda index: LOCK)), "dataset.fn (a function)"),
+    (make_job(Slotted(LOCK)), "dataset.lock (a _thread.lock)"),
+    (make_job(DropsItsLock(own_lock=LOCK, reader=Attributes(lock=LOCK))), "dataset.reader (a "),
+    (make_job([0, LOCK]), "dataset (a list)"),
+    (make_job(CIRCULAR), "dataset.lock (a _thread.lock)"),
+    (make_job([1], [T.Resize(8), T.CenterCrop(8), BLUR]), "transforms[2].fn (a functools.partial)"),
+    (replace(make_job([1]), collate_fn=lambda samples: LOCK), "collate_fn (a function)"),
+    (Attributes(parts=[LOCK]), "parts (a list)"),
+])  # fmt: skip
 def test_the_attribute_that_cannot_be_sent_is_named(sent, named):
     message = rf"^{re.escape(named)}.* cannot be sent to the worker processes: .*; or use num_workers=0$"
     with pytest.raises(TypeError, match=message):
@@ -237,7 +234,7 @@ def test_a_dataset_that_cannot_be_sent_raises_before_a_process_starts(monkeypatc
     monkeypatch.setattr(subprocess, "Popen", None)
     ring = Ring(1 << 20)
     with pytest.raises(TypeError, match=r"^dataset\.lock \(a _thread\.lock\) cannot be sent"):
-        WorkerPool(make_job(Attributes(lock=A_LOCK)), 2, ring)
+        WorkerPool(make_job(Attributes(lock=LOCK)), 2, ring)
     ring.close()
 
 
@@ -272,7 +269,7 @@ def test_a_large_list_that_each_worker_copies_is_warned_of(monkeypatch):
 
 
 class Cache:
-    """Samples that are read from `store` before i + 1 is written. With a `folder`, sample 3 kills its worker once."""
+    """Sample i is read from `store`, before i + 1 is written to it. With a `folder`, sample 3 kills its worker once."""
 
     def __init__(self, store, read, write, folder=None):
         self.store, self.read, self.write, self.folder = store, read, write, folder
@@ -289,19 +286,19 @@ class Cache:
         return value
 
 
-def first(store):
+def read_first(store):
     return int(store[0])
 
 
-def set_first(store, value):
+def write_first(store, value):
     store[0] = value
 
 
-def check_sharing(store, read=first, write=set_first, folder=None):
-    """Check that workers see changes of this process between epochs, and that this process sees theirs."""
+def check_sharing(store, read=read_first, write=write_first, folder=None):
+    """Check that workers see what this process writes between epochs, and that this process sees what workers write."""
     write(store, 0)
     with gl.Loader(Cache(store, read, write, folder), 2, num_workers=1, device="cpu") as loader:
-        list(loader)  # the worker dies in this epoch
+        list(loader)  # with a folder, the worker dies in this epoch
         write(store, 100)
         assert torch.cat(list(loader)).tolist() == [100, 1, 2, 3, 4, 5]
         assert read(store) == 6
@@ -321,7 +318,7 @@ TENSORS = {
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_in_shared_memory_is_shared_also_with_a_worker_that_was_restarted(tmp_path, name):
+def test_a_tensor_in_shared_memory_is_shared_with_workers_and_their_replacements(tmp_path, name):
     tensor = TENSORS[name]()
     assert tensor.is_shared()
     check_sharing(tensor, folder=tmp_path)
@@ -350,31 +347,35 @@ def test_tensors_of_the_file_system_sharing_strategy_are_shared(tmp_path):
 @pytest.mark.usefixtures("warm")
 def test_a_tensor_that_is_not_in_shared_memory_is_a_copy():
     tensor = torch.zeros(5000)
-    with gl.Loader(Cache(tensor, first, set_first), 6, num_workers=1, device="cpu") as loader:
+    with gl.Loader(Cache(tensor, read_first, write_first), 6, num_workers=1, device="cpu") as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 3, 4, 5]
     assert tensor[0] == 0
     assert not tensor.is_shared()
 
 
-def value_of(store):
+def read_value(store):
     return store.value
 
 
-def set_value(store, value):
+def write_value(store, value):
     store.value = value
 
 
 FROM_MULTIPROCESSING = {
-    "Value": (lambda: SPAWN.Value("i"), value_of, set_value),
-    "Value without a lock": (lambda: multiprocessing.Value("d", lock=False), lambda v: int(v.value), set_value),
-    "RawValue": (lambda: multiprocessing.RawValue(ctypes.c_long), value_of, set_value),
-    "Array": (lambda: SPAWN.Array("i", 10), first, set_first),
-    "RawArray": (lambda: multiprocessing.RawArray("i", 10), first, set_first),
-    "an array over an Array": (lambda: np.frombuffer(SPAWN.Array("i", 10).get_obj(), np.int32)[4:], first, set_first),
+    "Value": (lambda: SPAWN.Value("i"), read_value, write_value),
+    "Value without a lock": (lambda: multiprocessing.Value("d", lock=False), lambda v: int(v.value), write_value),
+    "RawValue": (lambda: multiprocessing.RawValue(ctypes.c_long), read_value, write_value),
+    "Array": (lambda: SPAWN.Array("i", 10), read_first, write_first),
+    "RawArray": (lambda: multiprocessing.RawArray("i", 10), read_first, write_first),
+    "an array over an Array": (
+        lambda: np.frombuffer(SPAWN.Array("i", 10).get_obj(), np.int32)[4:],
+        read_first,
+        write_first,
+    ),
     "a tensor over an Array": (
         lambda: torch.from_numpy(np.frombuffer(SPAWN.Array("i", 10).get_obj(), np.int32))[1::2],
-        first,
-        set_first,
+        read_first,
+        write_first,
     ),
 }
 
@@ -410,7 +411,7 @@ def test_a_lock_of_the_fork_context_is_refused_with_the_remedy():
             r' exists only in forks .* Create .* with multiprocessing\.get_context\("spawn"\), .*lock=False; or use'
         )
         with pytest.raises(TypeError, match=expected):
-            iter(gl.Loader(Cache(shared, first, set_first), num_workers=1, device="cpu"))
+            iter(gl.Loader(Cache(shared, read_first, write_first), num_workers=1, device="cpu"))
 
 
 @pytest.mark.processes
@@ -436,20 +437,22 @@ def write_block(memory, value):
 
 
 def by_name(function):
-    def called(name, *args):
+    """Let a function of a block of shared memory take the block's name."""
+
+    def call_with_block(name, *args):
         memory = shared_memory.SharedMemory(name)
         try:
             return function(memory, *args)
         finally:
             memory.close()
 
-    return called
+    return call_with_block
 
 
 BLOCKS = {
     "the block": (lambda memory: memory, read_block, write_block),
-    "an array over it": (lambda memory: np.ndarray(16, np.uint8, memory.buf)[3:], first, set_first),
-    "a tensor over it": (lambda memory: torch.frombuffer(memory.buf, dtype=torch.uint8)[3:], first, set_first),
+    "an array over it": (lambda memory: np.ndarray(16, np.uint8, memory.buf)[3:], read_first, write_first),
+    "a tensor over it": (lambda memory: torch.frombuffer(memory.buf, dtype=torch.uint8)[3:], read_first, write_first),
     "its name": (lambda memory: memory.name, by_name(read_block), by_name(write_block)),
 }
 
@@ -472,7 +475,7 @@ def test_a_block_of_shared_memory_outlives_the_workers(tmp_path, name):
 def test_an_array_over_an_anonymous_mapping_is_refused():
     array = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
     with pytest.raises(TypeError, match=r"(?s)dataset\.store \(a numpy\.ndarray\) .*a mapping that.*forks share"):
-        iter(gl.Loader(Cache(array, first, set_first), num_workers=1, device="cpu"))
+        iter(gl.Loader(Cache(array, read_first, write_first), num_workers=1, device="cpu"))
 
 
 @pytest.mark.processes
@@ -480,7 +483,7 @@ def test_an_array_over_an_anonymous_mapping_is_refused():
 def test_a_tensor_over_an_anonymous_mapping_is_copied():
     """Such a tensor can be a batch that the user keeps."""
     tensor = torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4096), np.int64)).fill_(7)
-    with gl.Loader(Cache(tensor, lambda tensor: int(tensor.sum()), set_first), num_workers=1, device="cpu") as loader:
+    with gl.Loader(Cache(tensor, lambda tensor: int(tensor.sum()), write_first), num_workers=1, device="cpu") as loader:
         assert next(iter(loader)).item() == 7 * 512
 
 
@@ -500,15 +503,15 @@ tensor = torch.ones(4).share_memory_()
 memory = shared_memory.SharedMemory(create=True, size=64)
 array = multiprocessing.get_context("spawn").Array("i", 4)
 memory.buf[0], array[0] = 2, 4
-for _ in range(3):
+for epoch in range(3):
     with gl.Loader(Sum(tensor, memory, array), num_workers=2, device="cpu") as loader:
         assert torch.cat(list(loader)).tolist() == [7] * 4
     now = len(os.listdir("/proc/self/fd"))
-    before = now if _ == 0 else before
+    before = now if epoch == 0 else before
 assert now == before, (now, before)
 assert memory.buf[0] == 2
 memory.close()
 memory.unlink()
 """
-    _, stderr = run_python(program, env={**os.environ, TOO: "1"})
+    _, stderr = run_python(program, env={**os.environ, WARM_CHILDREN_VARIABLE: "1"})
     assert stderr == ""

@@ -13,7 +13,7 @@ from gpuload.workers.signals import deferred_signals, signals_enabled
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Restore the signal handlers, and check that the test has restored them too."""
+    """Check that the test has restored the signal handlers, and restore them if not."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     after = {number: signal.getsignal(number) for number in before}
@@ -141,7 +141,7 @@ def test_deferred_signals_change_nothing_in_another_thread():
     assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
-def test_a_handler_that_raises_while_it_is_restored_leaves_no_other_handler_replaced(monkeypatch):
+def test_a_handler_that_raises_while_it_is_restored_leaves_no_handler_replaced(monkeypatch):
     set_handler = signal.signal
 
     def set_and_interrupt(number, handler):

@@ -55,7 +55,7 @@ def read_chunk(source: Source, *indices: int) -> None:
 
 @pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
 def test_source_reads_ahead_for_chunks_ahead_chunks_after_a_slow_one(kind: type[SlowDataset]) -> None:
-    dataset = kind(2e-9 * SLOW_NS)
+    dataset = kind(seconds=2 * SLOW_NS / 1e9)
     source = Source(dataset, 0)
     read_chunk(source, 1, 2)
     dataset.seconds = 0.0
@@ -88,7 +88,7 @@ def test_source_names_only_the_first_samples_of_a_quick_dataset() -> None:
 
 @pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
 def test_source_names_the_samples_of_the_first_three_chunks(kind: type[SlowDataset]) -> None:
-    """Whether they come from a disk is not known yet."""
+    """The source does not know yet whether they are read from a disk."""
     source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
     needed: list[list[int]] = []
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
@@ -244,7 +244,8 @@ def test_workers_call_will_need_with_the_next_chunks(tmp_path: Path) -> None:
     assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 64, 4)]
     needed = [json.loads(line) for line in (tmp_path / "needed").read_text().splitlines()]
     assert needed
-    assert all(indices == list(range(indices[0], indices[0] + 4)) for indices in needed)
+    for indices in needed:
+        assert indices == list(range(indices[0], indices[0] + 4))
     assert needed == sorted(needed)
 
 
@@ -257,7 +258,7 @@ def test_large_samples_of_an_archive_are_read_one_by_one(tmp_path: Path) -> None
     source = Source(tar_shards(tmp_path / "x.tar", 70_000), 0)
     get = source.open(request(1, 2, 0))
     assert get(0) == b"\1" * 70_000
-    os.truncate(tmp_path / "x.tar", 2 * 70_656)  # without the third
+    os.truncate(tmp_path / "x.tar", 2 * (512 + 70_144))  # two members: a header, and contents in blocks of 512 bytes
     message = r"x.tar' returned 0 bytes at offset .*, but its index expects 70,000: the archive was"
     with pytest.raises(ValueError, match=message):
         get(1)
@@ -269,7 +270,7 @@ def test_large_samples_of_an_archive_are_read_one_by_one(tmp_path: Path) -> None
 def test_small_samples_of_a_truncated_archive_are_read_one_by_one(tmp_path: Path) -> None:
     source = Source(tar_shards(tmp_path / "x.tar", 700), 0)
     get = source.open(request(0, 1, 2))
-    os.truncate(tmp_path / "x.tar", 2 * 1536)
+    os.truncate(tmp_path / "x.tar", 2 * (512 + 1024))  # two members
     assert [get(0), get(1)] == [b"\0" * 700, b"\1" * 700]
     with pytest.raises(ValueError, match="returned 0 bytes at offset 3,584, but its index expects 700"):
         get(2)

@@ -62,7 +62,7 @@ def test_stopwatch_attributes_import_times_to_modules(clock):
     assert {name: seconds for name, seconds in start.imports_s.items() if seconds} == expected
     assert list(start.imports_s)[:4] == list(expected)
     assert (start.interpreter_s, start.unpickling_s, start.seconds) == (3.0, 768.0, 0.0)
-    assert start.interpreter_start_s == 3 + 768 + 127
+    assert start.interpreter_start_s == 3 + 768 + 127  # the imports take 1 + 2 + 4 + … + 64 s
     assert type(own_module.__spec__.loader) is type(own_module.__loader__) is SourceFileLoader
 
 
@@ -156,18 +156,19 @@ def test_stats_start_describes_the_sessions_first_workers(slow_dataset, is_forka
         batches = iter(loader)
         assert loader.stats().start == Start()
         list(batches)
-        first = stats_once_ready(loader)
+        first_stats = stats_once_ready(loader)
         os.kill(loader._session.engine.pids[0], signal.SIGKILL)
         list(loader)
         stats_once_ready(loader)
-        assert loader.stats().start == loader.stats(since=first).start == first.start  # that of the session
-    start = first.start
+        # A session has one start.
+        assert loader.stats().start == loader.stats(since=first_stats).start == first_stats.start
+    start = first_stats.start
     assert start.imports_s["slow_module"] >= 0.5
     assert start.interpreter_s > 0
     assert start.seconds >= start.interpreter_start_s
-    assert "start     " in str(first)
-    assert re.search(r"\(slow_module \d+\.\d+ s", str(first))
-    assert first.as_dict()["start"]["imports_s"] == start.imports_s
+    assert "start     " in str(first_stats)
+    assert re.search(r"\(slow_module \d+\.\d+ s", str(first_stats))
+    assert first_stats.as_dict()["start"]["imports_s"] == start.imports_s
 
 
 def test_stats_start_is_empty_without_workers(slow_dataset):
@@ -187,4 +188,5 @@ def test_a_slow_start_is_logged_with_its_module(slow_dataset, monkeypatch, caplo
         list(loader)
     lines = [line for line in caplog.messages if line.startswith("workers were ready after ")]
     assert len(lines) == (limit_s < 1)
-    assert all(line.endswith(f". slow_module took longest: {DEFAULT_REMEDY}") for line in lines)
+    for line in lines:
+        assert line.endswith(f". slow_module took longest: {DEFAULT_REMEDY}")

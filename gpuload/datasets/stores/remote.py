@@ -195,7 +195,8 @@ class Client:
         return contents
 
     def read_files(self, urls: Sequence[str]) -> list[bytes]:
-        """Return the contents of image files whose sizes are not known. Their keys in the disk cache contain no
+        """Return the contents of image files whose sizes are not known, or in the context `files.read_starts` their
+        starts, which are not put into the disk cache. Their keys in the disk cache contain no
         version, only the URL and the options. To keep out error pages, the cache stores only files that begin and end
         like an image.
 
@@ -205,18 +206,22 @@ class Client:
         """
         images: list[bytes | None] = [None if self._disk is None else self._disk.get(url) for url in urls]
         missing_indices = [index for index, data in enumerate(images) if data is None]
+        start_bytes = files.start_bytes()
         starts = self._send(
-            [self._make_range_request(urls[n], 0, files.LARGE_BYTES, exact=False) for n in missing_indices]
+            [
+                self._make_range_request(urls[n], 0, start_bytes or files.LARGE_BYTES, exact=False)
+                for n in missing_indices
+            ]
         )
         for index, data in zip(missing_indices, starts, strict=True):
             url = urls[index]
-            if len(data) == files.LARGE_BYTES:
+            if start_bytes is None and len(data) == files.LARGE_BYTES:
                 (file,) = self.stat([url])
                 files.check_large(file.size, data, display_url(url))
                 data += self._read_ranges([(url, files.LARGE_BYTES, file.size)])[0]
             files.check_size(len(data), display_url(url))
             images[index] = data
-            if self._disk is not None and files.is_complete(data):
+            if self._disk is not None and start_bytes is None and files.is_complete(data):
                 self._disk.put(url, data)
         return [data or b"" for data in images]
 

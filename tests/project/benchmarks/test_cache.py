@@ -1,4 +1,4 @@
-"""The benchmark of caches that are too small: the measured hit rate is the expected one."""
+"""The benchmark of caches that are too small: the measured hit rate equals the expected rate."""
 
 from __future__ import annotations
 

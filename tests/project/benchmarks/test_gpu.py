@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU, run on the CPU: each row that can run there, the report, and failures of single rows."""
+"""The benchmarks for a GPU, run on the CPU: each row that can run on it, the report, and failures of single rows."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_measured_counts_the_time_between_steps_as_waiting():
     batches = iter([(torch.zeros(5), torch.tensor(number)) for number in range(100)])
     pace = Pace(warm_s=0, round_s=0, rounds=2, steps=3)
     figures = measured(batches, lambda images, labels: labels_seen.append(int(labels)), device, pace, 2)  # pyright: ignore
-    assert labels_seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first; prefetched ones are skipped
+    assert labels_seen == [0, 0, 0, 3, 4, 5, 6, 7, 8]  # cuDNN searches on the first; prefetched batches are skipped
     assert figures["idle_ms"] == [3, 3]
-    assert figures["waiting"] == [6 / 12, 6 / 12]
-    assert all(rate > 0 for rate in figures["images_per_s"])
+    assert figures["waiting"] == [6 / 12, 6 / 12]  # two pauses of 3 between three steps of 2
+    assert min(figures["images_per_s"]) > 0
     assert device.waits == 5  # after the first batch, and around each round
 
 
@@ -105,34 +105,35 @@ def feed_figures(rate: float, waiting: float = 0.0) -> dict[str, Any]:
 
 
 def row_figures(
-    ours: float, waiting: float, packed: float, arrays: float = 173_000, light: float = 30_000
+    fused_rate: float, waiting: float, packed: float, arrays: float = 173_000, light: float = 30_000
 ) -> dict[str, Any]:
     return {
-        "device": feed_figures(ours),
+        "device": feed_figures(fused_rate),
         "device_decoder": {"images_per_s": [1900, 2000, 2100]},
-        "device_decode": feed_figures(ours + 840),
-        "both_decode": feed_figures(ours + 1540),
+        "device_decode": feed_figures(fused_rate + 840),
+        "both_decode": feed_figures(fused_rate + 1540),
         "packed_cuttable": feed_figures(packed),
         "light_workers": {"alone": {"images_per_s": [12_000]}},
         "light_device": {"alone": {"images_per_s": [light]}},
         "decoder": {"images_per_s": [900, 1000, 1100], "decoder": "nvImageCodec"},
-        "fused": feed_figures(ours, waiting),
+        "fused": feed_figures(fused_rate, waiting),
         "dali_mixed": feed_figures(430),
         "dali_cpu": feed_figures(100),
         "torch_pillow": feed_figures(100),
         "torch_device": feed_figures(215),
         "array_file": {"images_per_s": [arrays]},
-        "resident": {"images_per_s": [5e5], "stage": [5e5], "share": 0.9 if ours > 860 else 0.89},
+        "resident": {"images_per_s": [5e5], "stage": [5e5], "share": 0.9 if fused_rate > 860 else 0.89},
     }
 
 
 def test_judge_of_aims_at_their_limits():
-    within, beyond = row_figures(870, 0.0099, 13_000), row_figures(849, 0.01, 12_999, 172_999, 29_999)
-    assert [aim.met for aim in judge(make_results(**within))] == [True] * 10
-    assert [aim.met for aim in judge(make_results(**beyond))] == [False] * 10
-    assert [aim.met for aim in judge(make_results(**{name: {} for name in within}))] == [None] * 10
-    assert [aim.met for aim in judge(make_results(**within) | {"simulated": True})] == [None] * 10
-    dali_rows = {name: within[name] for name in ("fused", "dali_mixed", "dali_cpu")}
+    within_limits = row_figures(870, 0.0099, 13_000)
+    beyond_limits = row_figures(849, 0.01, 12_999, 172_999, 29_999)
+    assert [aim.met for aim in judge(make_results(**within_limits))] == [True] * 10
+    assert [aim.met for aim in judge(make_results(**beyond_limits))] == [False] * 10
+    assert [aim.met for aim in judge(make_results(**{name: {} for name in within_limits}))] == [None] * 10
+    assert [aim.met for aim in judge(make_results(**within_limits) | {"simulated": True})] == [None] * 10
+    dali_rows = {name: within_limits[name] for name in ("fused", "dali_mixed", "dali_cpu")}
     assert len(judge(make_results(**dali_rows))) == 1  # aims of another command's rows are dropped
 
 
@@ -217,18 +218,18 @@ def test_failing_row_does_not_lose_other_rows(tmp_path, monkeypatch, capsys):
     }
     row, communicate = command._row, subprocess.Popen.communicate
 
-    def hasty(name, *args):  # only the row that does not end by itself has a short limit, which begins once it prints
+    def limited_row(name, *args):  # only the row that does not end has a short limit, which begins once the row prints
         monkeypatch.setattr(command, "ROW_LIMIT_S", 1.0 if name == "torch" else 60.0)
         return row(name, *args)
 
-    def once_begun(process, *args, timeout=None):
+    def communicate_once_begun(process, *args, timeout=None):
         deadline = time.monotonic() + 60
         while timeout == 1.0 and not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return communicate(process, *args, timeout=timeout)
 
-    monkeypatch.setattr(command, "_row", hasty)
-    monkeypatch.setattr(subprocess.Popen, "communicate", once_begun)
+    monkeypatch.setattr(command, "_row", limited_row)
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate_once_begun)
     monkeypatch.setattr(command, "LEAST_S", 0.0)
     monkeypatch.setattr(command.Work, "command", lambda self, name: [sys.executable, "-c", programs[name]])
     path = tmp_path / "gpu.json"
@@ -305,8 +306,8 @@ REDUNDANT_ROWS = {"decoding": {"packed_cuttable", "packed_cuttable_64", "light_d
 
 @pytest.fixture(scope="module")
 def forking_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter whose rows are forked from a process that has imported torch and torchvision, which takes half
-    of their time."""
+    """An interpreter whose rows are forked from a process that has imported torch and torchvision: these imports take
+    half of a row's time."""
     python = tmp_path_factory.mktemp("bin") / "python"
     forked = f'{sys.executable} -P {REPOSITORY / "tests" / "helpers" / "warm_interpreters.py"} -m "{PREIMPORTS}"'
     python.write_text(
@@ -382,8 +383,9 @@ def test_gpu_script_runs_each_row_on_the_cpu(tmp_path, forking_python, part):
             phases = [row[network] for network in NETWORKS]
         elif name in FEEDS:
             phases = [row["alone"], *(row[network] for network in NETWORKS if FEEDS[name].feeds)]
-        assert all(min(phase["images_per_s"]) > 0 for phase in phases), (name, row)
-        assert all(0 <= share <= 1 for phase in phases for share in phase.get("waiting", []))
+        for phase in phases:
+            assert min(phase["images_per_s"]) > 0, (name, row)
+            assert 0 <= min(phase.get("waiting", [0])) <= max(phase.get("waiting", [0])) <= 1, (name, row)
         assert ROWS[name] in printed
 
 
@@ -437,7 +439,8 @@ def test_gpu_script_fails_only_on_runtime_warnings(tmp_path, category, expected)
 def test_gpu_script_with_wrong_arguments_prints_usage(tmp_path):
     for arguments in ([], ["all"], ["why", "--quick"]):
         result = subprocess.run([str(SCRIPT), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=30)
-        assert (result.returncode, "why|decoding|peers [FOLDER] [--simulate]" in result.stderr) == (2, True)
+        assert result.returncode == 2
+        assert "why|decoding|peers [FOLDER] [--simulate]" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -470,8 +473,7 @@ def test_join_of_pieces_that_arrive_one_by_one(tmp_path, wheel):
 def test_join_refuses_and_removes_damaged_pieces(tmp_path, wheel):
     damaged = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)[1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        ValueError, match=r"the pieces of dali-1-py3\.whl do not make the file that was cut; bring all 3"
-    ):
+    text = r"the pieces of dali-1-py3\.whl do not make the file that was cut; bring all 3"
+    with pytest.raises(ValueError, match=text):
         pieces.join(tmp_path / "cut", tmp_path / "target")
     assert list((tmp_path / "target").iterdir()) == []

@@ -22,8 +22,8 @@ def _doubled(value):
 
 @triton.jit
 def _double(pointer, size: tl.constexpr):
-    places = pointer + tl.arange(0, size)
-    tl.store(places, _doubled(_doubled(tl.load(places))) + tl.sum(tl.load(places)))
+    addresses = pointer + tl.arange(0, size)
+    tl.store(addresses, _doubled(_doubled(tl.load(addresses))) + tl.sum(tl.load(addresses)))
 
 
 def launch(values: list[int]) -> list[int]:
@@ -40,9 +40,9 @@ def interpreted():
 
 
 def test_speed_up_interpreter_keeps_results_and_the_language():
-    before = {name: id(getattr(tl, name)) for name in ("arange", "load", "range", "sum")}
+    ids_before = {name: id(getattr(tl, name)) for name in ("arange", "load", "range", "sum")}
     assert launch([1, 2, 3, 4]) == launch([1, 2, 3, 4]) == [14, 18, 22, 26]
-    assert {name: id(getattr(tl, name)) for name in before} == before
+    assert {name: id(getattr(tl, name)) for name in ids_before} == ids_before
 
 
 @triton.jit

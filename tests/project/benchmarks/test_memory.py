@@ -11,7 +11,7 @@ from helpers import lacking
 from benchmarks.memory import proportional_mb, shared_mb
 from gpuload.cli.processes import tree
 
-pytestmark = lacking.mark("Linux", sys.platform != "linux")
+pytestmark = lacking.mark_missing("Linux", sys.platform != "linux")
 
 
 @pytest.mark.processes

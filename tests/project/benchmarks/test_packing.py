@@ -1,4 +1,4 @@
-"""The benchmark of packing: its verdicts, and a short run of every way."""
+"""The benchmark of packing: its verdicts, and a short run of every method."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.packing import BARE, GROUPS, ONE_WORKER, PACK
 
 
 def one_round(bare: float, one_worker: float, pack: float) -> dict[str, dict[str, float]]:
-    return {
-        way: {"wall_s": wall, "cpu_s": wall} for way, wall in ((BARE, bare), (ONE_WORKER, one_worker), (PACK, pack))
-    }
+    times = {BARE: bare, ONE_WORKER: one_worker, PACK: pack}
+    return {method: {"wall_s": seconds, "cpu_s": seconds} for method, seconds in times.items()}
 
 
+# pack takes 12 s: at most GOAL times as long as the bare loop, and less than one worker
 @pytest.mark.parametrize(
     ("bare", "one_worker", "is_near", "is_growing"), [(10, 13, True, True), (9, 13, False, True), (10, 11, True, False)]
 )
@@ -28,12 +28,12 @@ def test_judge_compares_within_rounds(bare: float, one_worker: float, is_near: b
     assert [verdict.met for verdict in packing.judge({"as they are": rounds})] == [is_near, is_growing]
 
 
-def test_judge_skips_goals_of_failed_ways() -> None:
+def test_judge_skips_goals_of_failed_methods() -> None:
     assert packing.judge({"--cuttable": [{PACK: {"wall_s": 1, "cpu_s": 1}}]}) == []
 
 
 @pytest.mark.processes
-def test_packing_benchmark_runs_every_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packing_benchmark_runs_every_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (photos := tmp_path / "photos").mkdir()
     for number in range(2):
         (photos / f"{number}.jpg").write_bytes(jpeg_bytes(smooth_image(300, 400, number)))
@@ -42,16 +42,17 @@ def test_packing_benchmark_runs_every_way(tmp_path: Path, capsys: pytest.Capture
     output = capsys.readouterr().out
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
     assert (status, report["failed"]) == (0, {}), output
-    for group, (ways, *_) in GROUPS.items():
+    for group, (methods, *_) in GROUPS.items():
         (rounds,) = report["rounds"][group]
-        assert rounds.keys() == set(ways)
-        assert all(times["wall_s"] > 0 and times["cpu_s"] > 0 for times in rounds.values())
+        assert rounds.keys() == set(methods)
+        for method, times in rounds.items():
+            assert min(times["wall_s"], times["cpu_s"]) > 0, method
     assert "pack, 2 workers" in output
-    assert not list((tmp_path / "cache").glob("packing*")), "the benchmark left files"
+    assert list((tmp_path / "cache").glob("packing*")) == []
 
 
 @pytest.mark.processes
-def test_run_of_a_failing_way_returns_the_error(tmp_path: Path) -> None:
+def test_run_of_a_failing_method_returns_the_error(tmp_path: Path) -> None:
     (root := tmp_path / "train" / "class_0").mkdir(parents=True)
     (root / "0.jpg").write_bytes(b"no image")
     result = packing.run("--short-side", BARE, tmp_path / "train", tmp_path / "cache", 1)

@@ -1,4 +1,4 @@
-"""The benchmark of a dataset that stays on the device measures each way."""
+"""The benchmark of a dataset that stays on the device measures each method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.resident import measure
 
 
 @pytest.mark.processes
-def test_resident_benchmark_measures_each_way():
+def test_resident_benchmark_measures_each_method():
     figures = measure(samples=80, batch_size=16, device="cpu", rounds=2)
     for name in ("images_per_s", "stage", "uncached"):
         assert len(figures[name]) == 2

@@ -15,7 +15,7 @@ def test_rows_benchmark_measures_each_kind(tmp_path, capsys):
     assert rows.main(["--workers", "0", "--rounds", "1", "--rows", "2048", "--json", str(path)]) == 0
     results = json.loads(path.read_text())
     assert list(results) == [f"{kind} 0" for kind in rows.KINDS]
-    assert all(rate > 0 for rates in results.values() for loader_rates in rates.values() for rate in loader_rates)
+    assert min(rate for rates in results.values() for loader_rates in rates.values() for rate in loader_rates) > 0
     assert capsys.readouterr().out.count("\n") == 1 + len(rows.KINDS)
 
 

@@ -1,4 +1,4 @@
-"""The shared code of benchmarks: tables, and the order in which ways and processes take turns."""
+"""The shared code of benchmarks: tables, and the order in which methods and processes take turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_format_table_wraps_long_headings() -> None:
     assert format_markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
-def test_run_rounds_rotates_the_ways_and_drops_failed_ones() -> None:
+def test_run_rounds_rotates_the_methods_and_drops_failed_methods() -> None:
     calls: list[str] = []
     failed: dict[str, dict[str, str]] = {}
 

@@ -29,19 +29,18 @@ from benchmarks.scaled import (
 from gpuload.decode import Decoder
 
 
-def make_measurement(exact_ms: float, fast_ms: float, fast: bool, largest_difference: int = 4) -> RegionMeasurement:
-    terms = (0.0,) * 10
+def make_measurement(exact_ms: float, fast_ms: float, fast: bool, max_difference: int = 4) -> RegionMeasurement:
     return RegionMeasurement(
-        exact_ms,
-        fast_ms,
-        1.0,
-        largest_difference == 4,
-        fast,
-        1.0,
-        largest_difference,
-        255.0**2 / 10**largest_difference,
-        terms,
-        terms,
+        exact_ms=exact_ms,
+        fast_ms=fast_ms,
+        resize_ms=1.0,
+        settled=max_difference == 4,
+        fast=fast,
+        mean_difference=1.0,
+        max_difference=max_difference,
+        mean_squared_difference=255.0**2 / 10**max_difference,  # a PSNR of 10 dB times max_difference
+        exact_terms=(0.0,) * 10,
+        fast_terms=(0.0,) * 10,
     )
 
 
@@ -49,13 +48,12 @@ def test_is_near_best_and_summarize_compare_with_the_better_way():
     assert is_near_best([make_measurement(10, 5, True)])
     assert is_near_best([make_measurement(10, 9.6, False)])
     assert not is_near_best([make_measurement(10, 9.4, False)])
-    assert is_near_best([make_measurement(10, 9.4, False), make_measurement(20, 10, True)]), (
-        "the costs of a photograph's regions add up"
-    )
+    # the costs of a photograph's regions add up
+    assert is_near_best([make_measurement(10, 9.4, False), make_measurement(20, 10, True)])
     assert not is_near_best([make_measurement(10, 9.4, False), make_measurement(10, 9.4, False)])
     photos = [
         [make_measurement(10, 5, True), make_measurement(10, 12, False)],
-        [make_measurement(10, 12, True, largest_difference=3)],
+        [make_measurement(10, 12, True, max_difference=3)],
     ]
     summary = summarize(photos, [(30.0, 20.0), (33.0, 22.0), (29.0, 29.0)])
     assert (summary["photographs"], summary["regions"], summary["fast"]) == (2, 3, 2)
@@ -75,8 +73,8 @@ def test_is_settled_once_the_ratio_is_known():
     assert is_settled([(5, 10)] * 5)
     assert is_settled([(10, 10.2), (10.2, 10)] * 3)
     assert not is_settled([(10, 5)] * 4 + [(10, 10)])
-    assert is_settled([(10, 5)] * 8 + [(10, 10)]), "one of nine"
-    assert not is_settled([(10, 9.4), (10, 9.6)] * 10), "5% or not"
+    assert is_settled([(10, 5)] * 8 + [(10, 10)])  # one outlier of nine
+    assert not is_settled([(10, 9.4), (10, 9.6)] * 10)  # on both sides of the 5% that count as faster
 
 
 def measurements_by_model(constants: np.ndarray, rng: np.random.Generator, count: int = 40) -> list[RegionMeasurement]:
@@ -100,7 +98,7 @@ def test_fit_constants_recovers_the_constants_of_a_model():
     assert list(fitted) == [*FITTED, *SCALED_FITTED]
     ratios = np.array(list(fitted.values())) / constants
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
-    assert 0.5 < ratios[0] < 2, "the ratio should be close to the machine's speed"
+    assert 0.5 < ratios[0] < 2  # the range of the speeds
 
 
 def test_apply_constants_in_use_repeats_the_measured_choices():
@@ -116,11 +114,11 @@ def test_count_robust_requires_the_best_choice_with_shifted_constants():
     constants = list(read_constants().values())
     exact, fast = [0.0] * 10, [0.0] * 10
     exact[1], fast[8] = 1.1 / constants[1], 1 / constants[8]
-    close = make_measurement(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
-    assert apply_constants(read_constants(), [close])[0].fast
-    assert count_robust([[close]]) == 0, "with a shifted constant, the way that costs 10% more is chosen"
-    far = close._replace(exact_terms=tuple(2 * term for term in exact))
-    assert count_robust([[far]]) == 1
+    close_call = make_measurement(11, 10, True)._replace(exact_terms=tuple(exact), fast_terms=tuple(fast))
+    assert apply_constants(read_constants(), [close_call])[0].fast
+    assert count_robust([[close_call]]) == 0  # with a shifted constant, the method that costs 10% more is chosen
+    clear_case = close_call._replace(exact_terms=tuple(2 * term for term in exact))
+    assert count_robust([[clear_case]]) == 1
 
 
 def test_count_cross_validated_fits_on_the_other_photographs():

@@ -24,7 +24,7 @@ def test_soak_kills_workers_and_accounts_for_damaged_files(jpeg_folder: Path, tm
         figures, promises = report[kind]["figures"], report[kind]["promises"]
         assert figures["epochs"] >= 4
         assert figures["samples"] + figures["refused"] == figures["epochs"] * samples
-        assert (figures["refused"] > 0) == (kind == "files")
+        assert (figures["refused"] > 0) == (kind == "files")  # only files are damaged
         assert report[kind]["kills"] > 0
         for promise in ("every good sample", "every damaged file", "workers killed", "every slot"):
             assert [met for text, met in promises.items() if text.startswith(promise)] == [True], promise

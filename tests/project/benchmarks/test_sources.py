@@ -48,9 +48,9 @@ def test_comparison_of_a_store_over_http_is_equal(base: Path) -> None:
 
 
 @pytest.mark.processes
-def test_comparison_reports_other_labels_and_errors(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Changed:
-        """A dataset with another label in one sample."""
+def test_comparison_reports_changed_labels_and_errors(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ChangedLabel:
+        """A dataset in which the label of sample 7 is changed."""
 
         def __init__(self, dataset: Any) -> None:
             self.dataset = dataset
@@ -62,14 +62,14 @@ def test_comparison_reports_other_labels_and_errors(base: Path, monkeypatch: pyt
             image, label = self.dataset[number]
             return image, label + (number == 7)
 
-    real = STORES["ImageFolder"]
-    changed = real._replace(open=lambda base: Changed(real.open(base)))
-    monkeypatch.setitem(STORES, "ImageFolder", changed)
+    original_store = STORES["ImageFolder"]
+    changed_store = original_store._replace(open=lambda base: ChangedLabel(original_store.open(base)))
+    monkeypatch.setitem(STORES, "ImageFolder", changed_store)
     comparison = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
-    assert not any(comparison.equal[:2])
+    assert comparison.equal[:2] == (False, False)
     assert not comparison.good
-    absent = real._replace(open=lambda base: gl.ImageFolder(base + "/nowhere"))
-    monkeypatch.setitem(STORES, "ImageFolder", absent)
+    absent_store = original_store._replace(open=lambda base: gl.ImageFolder(base + "/nowhere"))
+    monkeypatch.setitem(STORES, "ImageFolder", absent_store)
     comparison = equal.Comparison(base, batch_size=3, size=16).of("ImageFolder", "local", str(base), {})
     assert "FileNotFoundError" in comparison.error
     assert not comparison.good
@@ -82,21 +82,21 @@ def one_round(**rates: float) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("our_rate", "met"), [(199, False), (200, True)])
-def test_judge_compares_with_the_fastest_other_reader(our_rate: float, met: bool) -> None:
+@pytest.mark.parametrize(("own_rate", "met"), [(199, False), (200, True)])
+def test_judge_compares_with_the_fastest_peer(own_rate: float, met: bool) -> None:
     """The machine is half as fast in the last round."""
-    rounds = [one_round(TarShards=our_rate, LitData=200, WebDataset=100)] * 2 + [
-        one_round(TarShards=our_rate / 2, LitData=100)
+    rounds = [one_round(TarShards=own_rate, LitData=200, WebDataset=100)] * 2 + [
+        one_round(TarShards=own_rate / 2, LitData=100)
     ]
     (verdict,) = judge(rounds, ["LitData", "WebDataset", "Mosaic Streaming"])
     assert verdict.met == met
-    assert verdict.text.endswith(f"{our_rate / 200:.2f} times the fastest other (LitData)")
+    assert verdict.text.endswith(f"{own_rate / 200:.2f} times the fastest other (LitData)")
 
 
-@pytest.mark.parametrize(("our_rate", "met"), [(79, False), (80, True)])
-def test_judge_compares_arrays_with_memcpy(our_rate: float, met: bool) -> None:
-    (verdict,) = judge([one_round(ArrayFile=our_rate, memcpy=100)], [])
-    assert (verdict.met, verdict.text) == (met, f"ArrayFile, random, warm: at least 80% of memcpy: {our_rate}%")
+@pytest.mark.parametrize(("own_rate", "met"), [(79, False), (80, True)])
+def test_judge_compares_arrays_with_memcpy(own_rate: float, met: bool) -> None:
+    (verdict,) = judge([one_round(ArrayFile=own_rate, memcpy=100)], [])
+    assert (verdict.met, verdict.text) == (met, f"ArrayFile, random, warm: at least 80% of memcpy: {own_rate}%")
 
 
 @pytest.mark.processes
@@ -110,5 +110,6 @@ def test_sources_benchmark_runs_and_names_missing_packages(tmp_path: Path, capsy
     output = capsys.readouterr().out
     rows = {line.split("  ")[0]: line for line in output.splitlines() if "  " in line}
     assert rows["Mosaic Streaming"].count("not installed") == 4
-    assert all(rows[name].count("(") == 4 for name in ("TarShards", "ArrayFile", "memcpy"))
+    for name in ("TarShards", "ArrayFile", "memcpy"):
+        assert rows[name].count("(") == 4, rows[name]
     assert "of memcpy" in output

@@ -21,8 +21,10 @@ def test_startup_benchmark_measures_each_loader(tmp_path, capsys, monkeypatch):
     assert startup.main([*arguments, "--workers", "1", "--rounds", "1", "--only", "folder"]) == 0
     cells = json.loads(path.read_text())
     assert list(cells) == ["folder gpuload 1", "folder fork 1"]
-    assert all(cell["first_batch_s"] > 0 and cell["own_mb"] > 10 for [cell] in cells.values())
-    assert all(cell["shared_mb"] > 0 for [cell] in cells.values())  # prefetched batches
+    for name, [cell] in cells.items():
+        assert cell["first_batch_s"] > 0, name
+        assert cell["own_mb"] > 10, name
+        assert cell["shared_mb"] > 0, name  # prefetched batches
     assert cells["folder gpuload 1"][0]["back_ms"] > 0
     assert "batch, s" in capsys.readouterr().out
 

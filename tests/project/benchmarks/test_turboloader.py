@@ -45,7 +45,7 @@ def test_turboloader_peer_pairs_labels_with_images(tmp_path: Path, cpu_counts: l
             levels = (images[:, 0].mean((1, 2)) * 0.229 + 0.485) * 255
             assert np.abs(levels.numpy() - (40 + 60 * labels.numpy())).max() < 3
         orders.append([label for _, labels in batches for label in labels.tolist()])
-    assert orders[0] != orders[1], "both epochs have one order"
+    assert orders[0] != orders[1], "both epochs have the same order"
     assert cpu_counts == [1]
 
 
@@ -68,7 +68,7 @@ def test_turboloader_decodes_with_the_fast_dct() -> None:
 
 
 def test_turboloader_crops_from_an_image_decoded_at_half_size(tmp_path: Path) -> None:
-    """A checkerboard of single pixels is lost at half the size; an enlarged crop would show it."""
+    """A checkerboard of single pixels disappears at half the size, but an enlarged crop of the full size shows it."""
     import turboloader
 
     y, x = np.mgrid[0:512, 0:512]

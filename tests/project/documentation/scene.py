@@ -1,4 +1,4 @@
-"""The files and names that the blocks of each page need, as a reader would have them."""
+"""The files and names that the blocks of each page need, as stand-ins for those of a reader."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ import gpuload as gl
 from gpuload import transforms as T
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Pages whose blocks import and define all names, except for these of the reader.
+# Pages whose blocks import and define all names except these, which the reader has.
 COMPLETE: dict[str, tuple[str, ...]] = {
     "README.md": ("loader", "train"),
     "docs/decoding.md": (),
     "docs/determinism.md": (),
+    "docs/howto/buckets.md": (),
     "docs/howto/dataset.md": (),
     "docs/howto/kornia_and_dali.md": (),
     "docs/howto/mixing.md": (),
@@ -102,7 +103,7 @@ def moving() -> dict[str, Any]:
     for shard in range(4):
         members = {f"{n}.{kind}": data for n in range(4) for kind, data in (("jpg", picture), ("cls", b"3"))}
         archive(Path(f"train-{shard:03d}.tar"), members)
-    ready = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
+    transformed_dataset = [(np.zeros((3, 8, 8), np.float32), number) for number in range(16)]
     return {
         "K": kornia.augmentation,
         "timm": Timm,
@@ -110,7 +111,7 @@ def moving() -> dict[str, Any]:
         "datasets": datasets,
         "DataLoader": DataLoader,
         "model": None,
-        "dataset": ready,
+        "dataset": transformed_dataset,
         "any_loader": [(images, torch.tensor([0, 1]))],
         "detection_loader": [(images, masks, boxes)],
     }
@@ -193,11 +194,9 @@ def _coco() -> None:
     boxes = [
         {"id": n, "image_id": n, "category_id": 1, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0} for n in range(8)
     ]
-    listed = [{"id": n, "file_name": f"{n}.jpg", "width": 120, "height": 90} for n in range(8)]
-    _put(
-        Path(COCO),
-        json.dumps({"images": listed, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}).encode(),
-    )
+    images = [{"id": n, "file_name": f"{n}.jpg", "width": 120, "height": 90} for n in range(8)]
+    annotations = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}
+    _put(Path(COCO), json.dumps(annotations).encode())
     for number in range(8):
         _put(Path(f"coco/val2017/{number}.jpg"), jpeg_bytes(smooth_image(90, 120, number)))
 
@@ -258,10 +257,7 @@ def data() -> dict[str, Any]:
         "words.lmdb": {"image-0": picture, "label-0": b"ant"},
         "own.lmdb": {"0": bytes(8) + picture},
     }.items():
-        with (
-            lmdb.open(name, subdir=False, map_size=1 << 20) as environment,
-            environment.begin(write=True) as writing,
-        ):
+        with lmdb.open(name, subdir=False, map_size=1 << 20) as environment, environment.begin(write=True) as writing:
             for key, value in pairs.items():
                 writing.put(key.encode(), value)
     Path("train.csv").write_text("path,label\n0.jpg,ant\n")

@@ -1,4 +1,4 @@
-"""The Python blocks in README and docs run, on the CPU and over small images, one after the other like for a reader.
+"""The Python blocks in README and docs run in the order of a page, on the CPU and over small images.
 
 A comment that readers do not see, ``<!-- not run: needs a GPU -->`` in the line before a block, says why a block is
 only compiled. `scene.py` makes the files that a page's blocks read, and the names that they expect.
@@ -21,11 +21,11 @@ import gpuload as gl
 
 ROOT = Path(__file__).parents[3]
 FENCE = re.compile(
-    r"^(?P<indent> *)(?:<!-- not run: (?P<why>[^\n]+?) -->\n(?P=indent))?```python\n(?P<code>.*?)^(?P=indent)```$",
+    r"^(?P<indent> *)(?:<!-- not run: (?P<reason>[^\n]+?) -->\n(?P=indent))?```python\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 # Smaller values for a test machine. `transforms=[...]` stands for the reader's transforms.
-SMALLER = {
+SMALLER_VALUES = {
     'device="cuda"': 'device="cpu"',
     "num_workers=8": "num_workers=1",
     "batch_size=256": "batch_size=8",
@@ -42,12 +42,12 @@ class Block(NamedTuple):
     page: Path
     line: int
     code: str
-    why_not: str | None  # why it is not run
+    reason_not_run: str | None  # None if it is run
 
     def compiled(self) -> Any:
         """Compile the code so that tracebacks name the page and its line."""
         code = self.code
-        for written, run in SMALLER.items():
+        for written, run in SMALLER_VALUES.items():
             code = code.replace(written, run)
         return compile("\n" * self.line + code, str(self.page), "exec")
 
@@ -55,13 +55,13 @@ class Block(NamedTuple):
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, match.start("code")), textwrap.dedent(match["code"]), match["why"])
+        Block(page, text.count("\n", 0, match.start("code")), textwrap.dedent(match["code"]), match["reason"])
         for match in FENCE.finditer(text)
     ]
 
 
 # Pages whose blocks are run by another test, and only compiled here.
-OWN_TESTS = {
+TESTED_ELSEWHERE = {
     "docs/observing.md": "tests/project/test_observing.py",
     "docs/tutorials/": "tests/project/examples/test_tutorials.py",
 }
@@ -70,7 +70,7 @@ PAGES = sorted(
     for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     if blocks_of(path) and path.parent.name not in ("project", "reference")
 )
-NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+PAGE_NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,14 @@ def images_folder(tmp_path_factory):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_code_blocks_of_a_page_run(page, images_folder, monkeypatch):
     monkeypatch.chdir(images_folder)
     name = page.relative_to(ROOT).as_posix()
     names = {"__name__": "__main__", **scene.page_names(name)}
     for block in blocks_of(page):
         code = block.compiled()
-        if block.why_not is None and not name.startswith(tuple(OWN_TESTS)):
+        if block.reason_not_run is None and not name.startswith(tuple(TESTED_ELSEWHERE)):
             exec(code, names)
     for loader in [value for value in names.values() if hasattr(value, "close") and hasattr(value, "plan")]:
         loader.close()
@@ -121,8 +121,8 @@ def test_yolo_recipe_gives_boxes_in_pixels_of_the_upright_image(tmp_path):
 
 
 def test_only_compiled_pages_have_tests():
-    for start, test in OWN_TESTS.items():
-        assert (ROOT / test).exists() or not any(name.startswith(start) for name in NAMES), start
+    for start, test in TESTED_ELSEWHERE.items():
+        assert (ROOT / test).exists() or not any(name.startswith(start) for name in PAGE_NAMES), start
 
 
 def test_blocks_of_finds_every_python_block():
@@ -133,12 +133,12 @@ def test_blocks_of_finds_every_python_block():
 
 def test_blocks_of_reads_the_mark_and_compiled_keeps_the_line(tmp_path):
     page = tmp_path / "page.md"
-    first, second = "<!-- not run: no network -->\n```python\nopen('x:/')\n```", "  ```python\n  1 / 0\n  ```"
-    page.write_text(f"one\n\n{first}\n\n- two\n\n{second}\n")
+    marked_block, run_block = "<!-- not run: no network -->\n```python\nopen('x:/')\n```", "  ```python\n  1 / 0\n  ```"
+    page.write_text(f"one\n\n{marked_block}\n\n- two\n\n{run_block}\n")
     marked, run = blocks_of(page)
-    assert (marked.why_not, marked.code) == ("no network", "open('x:/')\n")
-    assert (run.why_not, run.code) == (None, "1 / 0\n")
+    assert (marked.reason_not_run, marked.code) == ("no network", "open('x:/')\n")
+    assert (run.reason_not_run, run.code) == (None, "1 / 0\n")
     with pytest.raises(ZeroDivisionError) as caught:
         exec(run.compiled(), {})
-    assert caught.traceback[-1].lineno + 1 == 11
+    assert caught.traceback[-1].lineno + 1 == 11  # the line of `1 / 0` on the page
     assert FENCE.search("```text\n1\n```") is None

@@ -1,4 +1,4 @@
-"""The recipe of docs/howto/dataset_in_memory.md gives the bits of a loader of the dataset, also when resumed."""
+"""The recipe of docs/howto/dataset_in_memory.md equals a loader of the dataset bit for bit, also when resumed."""
 
 from __future__ import annotations
 
@@ -112,24 +112,23 @@ def test_in_memory_recipe_equals_masks_and_boxes_of_a_loader(sizes_differ):
                     assert torch.equal(sample[name], expected_sample[name])
 
 
-@pytest.mark.parametrize("after", [1, 4, 6])
-def test_state_of_the_order_resumes_the_recipe_and_a_loader(after):
+@pytest.mark.parametrize("step", [1, 4, 6])
+def test_state_of_the_order_resumes_the_recipe_and_a_loader(step):
     images, labels = read_into_memory(sizes_differ=False)
     options = OPTIONS | ORDER | {"transforms": IMAGE_CHAIN}
     with gl.Loader(labeled_samples(sizes_differ=False), **options) as loader:
         expected = [*loader, *loader]
     with order_loader() as order:
         epochs = (batch for _ in range(2) for batch in in_memory_batches(order, images, labels))
-        check_equal(islice(epochs, after), expected[:after])
+        check_equal(islice(epochs, step), expected[:step])
         state = order.state_dict()
-    remaining_epochs = range(2 - after // 4)
+    remaining_epochs = range(2 - step // 4)
     with order_loader() as order:
         order.load_state_dict(state)
-        check_equal(
-            (batch for _ in remaining_epochs for batch in in_memory_batches(order, images, labels)), expected[after:]
-        )
+        batches = (batch for _ in remaining_epochs for batch in in_memory_batches(order, images, labels))
+        check_equal(batches, expected[step:])
     with gl.Loader(labeled_samples(sizes_differ=False), **options) as loader:
         with pytest.warns(RuntimeWarning, match="transforms"):
             loader.load_state_dict(state, strict=False)
         batches = [batch for _ in remaining_epochs for batch, _info in loader]
-        check_equal(batches, expected[after:])
+        check_equal(batches, expected[step:])

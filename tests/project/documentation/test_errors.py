@@ -1,4 +1,4 @@
-"""docs/errors.md has every message of gpuload's own errors once, under a heading, with what to do.
+"""docs/errors.md has every message of gpuload's own errors once, under a heading, with advice.
 
 The messages are read from the source, with `…` for what depends on the case.
 """
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from gpuload import errors
 
 PACKAGE = Path(__file__).parents[3] / "gpuload"
-BASES = {
+BASE_ERRORS = {
     name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.GpuloadError)
 }
-ERRORS = {name for name in BASES if not name.startswith("_")}
+PUBLIC_ERRORS = {name for name in BASE_ERRORS if not name.startswith("_")}
 # Functions that return, and constants that hold, messages that are raised elsewhere.
-MAKERS = {
+MESSAGE_SOURCES = {
     "datasets/sample.py": {"explain_deep_pixels"},
     "datasets/files.py": {"explain_large_file", "explain_non_image"},
     "ring/ring.py": {"_shortage"},
@@ -31,12 +31,13 @@ MAKERS = {
 }
 PAGE = (PACKAGE.parent / "docs" / "errors.md").read_text(encoding="utf-8")
 SECTIONS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n### ")[1:]}
-# The number of places where a message comes from `MAKERS`, from another process or from another error.
-PASSED_ON = {
+# For each module, how many messages come from `MESSAGE_SOURCES`, from another process or from another error.
+PASSED_ON_COUNTS = {
     "datasets/files.py": 1,
     "datasets/recognise.py": 1,
     "decode/decoder.py": 1,
     "decode/header.py": 2,
+    "inspection/sizes.py": 2,
     "loader/replay.py": 1,
     "loader/session.py": 2,
     "packing/pool.py": 1,
@@ -74,22 +75,25 @@ def raised_messages() -> Iterator[Message]:
     """Yield the messages that the package's errors are raised with."""
     for path, tree in _modules():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS and node.args:
-                yield Message(message_template(node.args[0]), path, node.lineno)
+            match node:
+                case ast.Call(ast.Name(name), [text, *_]) if name in PUBLIC_ERRORS:
+                    yield Message(message_template(text), path, node.lineno)
 
 
 def made_messages() -> Iterator[Message]:
-    """Yield the messages of `MAKERS` and of the classes of errors."""
+    """Yield the messages of `MESSAGE_SOURCES` and of the classes of errors."""
     for path, tree in _modules():
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name in MAKERS.get(path, ()):
+            if isinstance(node, ast.FunctionDef) and node.name in MESSAGE_SOURCES.get(path, ()):
                 for inner in ast.walk(node):
                     if isinstance(inner, ast.Return) and inner.value is not None:
                         yield Message(message_template(inner.value), path, inner.lineno)
-            elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) in MAKERS.get(path, ()):
+            elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) in MESSAGE_SOURCES.get(path, ()):
                 assert node.value is not None
                 yield Message(message_template(node.value), path, node.lineno)
-            elif isinstance(node, ast.ClassDef) and any(getattr(base, "id", None) in BASES for base in node.bases):
+            elif isinstance(node, ast.ClassDef) and any(
+                getattr(base, "id", None) in BASE_ERRORS for base in node.bases
+            ):
                 yield from _of_class(node, path)
 
 
@@ -109,13 +113,13 @@ def _modules() -> list[tuple[str, ast.Module]]:
     modules = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
-        if name in MAKERS or any(error in text for error in BASES):
+        if name in MESSAGE_SOURCES or any(error in text for error in BASE_ERRORS):
             modules.append((name, ast.parse(text)))
     return modules
 
 
 def has_own_words(text: str) -> bool:
-    """Return whether a message has words, and does not come from a maker entirely."""
+    """Return whether a message has words, and does not come entirely from a message source."""
     return any(part.strip(" :()\n'") for part in text.split("…"))
 
 
@@ -138,14 +142,14 @@ def test_errors_page_has_each_message_once():
     assert missing == [], "docs/errors.md lacks messages: give each a place under a heading there"
     assert sorted(set(messages_on_page()) - set(known)) == [], "docs/errors.md has messages that are nowhere in gpuload"
     repeated = [text for text, times in Counter(messages_on_page()).items() if times > 1]
-    assert repeated == [], "docs/errors.md has messages twice"
+    assert repeated == [], "docs/errors.md has these messages twice"
 
 
-def test_passed_on_messages_come_from_known_makers():
-    silent = Counter(message.place for message in raised_messages() if not has_own_words(message.text))
-    assert silent == Counter(PASSED_ON), "a message is made elsewhere: add that function to MAKERS"
-    places = Counter(message.place for message in made_messages())
-    assert set(MAKERS) | {"errors.py", "packing/pack.py"} == set(places)
+def test_passed_on_messages_come_from_known_sources():
+    passed_on = Counter(message.place for message in raised_messages() if not has_own_words(message.text))
+    assert passed_on == Counter(PASSED_ON_COUNTS), "a message is made elsewhere: add that function to MESSAGE_SOURCES"
+    modules = Counter(message.place for message in made_messages())
+    assert set(MESSAGE_SOURCES) | {"errors.py", "packing/pack.py"} == set(modules)
 
 
 def test_each_section_says_why_and_what_to_do():

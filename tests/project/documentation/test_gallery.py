@@ -16,7 +16,8 @@ def test_gallery_picture_differs_from_the_photographs(name):
     assert re.match(rf"T\.{name}\(", gallery.CODE[name])
     photographs, transformed = gallery.results(name)
     before = {(image.size, image.tobytes()) for image in photographs}
-    assert {(image.size, image.tobytes()) for image in transformed} - before
+    after = {(image.size, image.tobytes()) for image in transformed}
+    assert after - before, "no picture was transformed"
     assert gallery.picture(photographs, transformed).width <= gallery.WIDTH_PX
 
 

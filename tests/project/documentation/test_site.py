@@ -1,4 +1,4 @@
-"""The site builds without warnings, its links lead somewhere, and a browser shows it, also at the width of a phone."""
+"""The site builds without warnings, its links lead to files and anchors, and a browser shows it at a phone's width."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_pages(site: Path) -> dict[str, _Page]:
 
 
 def signatures_in(folder: Path) -> dict[str, str]:
-    """Return the signature of each name in the pages of a folder, as readers see it, with a line for each argument."""
+    """Return the signatures that readers see in the pages of a folder, by name, with a line for each argument."""
     by_name = {}
     for page in folder.glob("*.html"):
         text = page.read_text("utf-8")
@@ -83,7 +83,7 @@ def signatures_in(folder: Path) -> dict[str, str]:
 
 def dead_links(site: Path) -> list[str]:
     """Return the links that lead to no file or no anchor, as "page: link"."""
-    pages, dead = read_pages(site), []
+    pages, dead_links_found = read_pages(site), []
     for name, page in pages.items():
         for link in page.links:
             path, _, anchor = unquote(link).partition("#")
@@ -95,11 +95,11 @@ def dead_links(site: Path) -> list[str]:
             if not target.is_file() or (
                 anchor and anchor not in pages[target.relative_to(site.resolve()).as_posix()].anchors
             ):
-                dead.append(f"{name}: {link}")
-    return dead
+                dead_links_found.append(f"{name}: {link}")
+    return dead_links_found
 
 
-def outward_links(site: Path) -> dict[str, set[str]]:
+def external_links(site: Path) -> dict[str, set[str]]:
     """Return the external links of each page."""
     return {
         name: {link for link in page.links if re.match(r"\w[\w+.-]*:", link)} for name, page in read_pages(site).items()
@@ -146,7 +146,9 @@ def test_reference_has_every_public_name(site_folder):
 
     entries = InventoryFile.loads((site_folder / "objects.inv").read_bytes(), uri="").data
     names = {
-        name for kind in ("py:class", "py:function", "py:exception", "py:module") for name in entries.get(kind, {})
+        name
+        for kind in ("py:class", "py:function", "py:exception", "py:module", "py:data")
+        for name in entries.get(kind, {})
     }
     public = {f"gpuload.{name}" for name in gpuload.__all__ if name not in ("__version__", "transforms")}
     public |= {f"gpuload.transforms.{name}" for name in transforms.__all__}
@@ -188,7 +190,7 @@ def test_internal_links_lead_to_files_and_anchors(site_folder):
 
 
 def test_external_links_are_complete_and_nothing_external_is_loaded(site_folder):
-    for page, links in outward_links(site_folder).items():
+    for page, links in external_links(site_folder).items():
         broken = [link for link in links if not re.fullmatch(r"https://[\w.-]+\.\w+(/[\w./#?=&%~+:@-]*)?", link)]
         text = (site_folder / page).read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="\w+:|<link[^>]*"stylesheet"[^>]* href="\w+:', text)

@@ -1,4 +1,4 @@
-"""Fixtures that run an example as a user would, but in the test process, and record its training steps."""
+"""Fixtures that run an example like a user, but in the test process, and record its training steps."""
 
 from __future__ import annotations
 

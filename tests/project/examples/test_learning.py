@@ -79,8 +79,8 @@ def test_detection_example_learns(run):
     assert found_boxes > all_boxes / 3
 
 
-def levels(images: torch.Tensor) -> torch.Tensor:
-    return (images * STD + MEAN) * 255
+def to_levels(normalized: torch.Tensor) -> torch.Tensor:
+    return (normalized * STD + MEAN) * 255
 
 
 def is_colored(image: torch.Tensor) -> torch.Tensor:
@@ -89,12 +89,12 @@ def is_colored(image: torch.Tensor) -> torch.Tensor:
 
 
 def test_detection_loader_moves_boxes_with_their_images(run, tmp_path):
-    """Each box contains colored pixels up to its edges, and there are none outside all boxes."""
+    """Each box contains colored pixels up to its edges, and few pixels outside of the boxes are colored."""
     importlib.import_module("small").coco(tmp_path, 24, 1)
     args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
     with importlib.import_module("detection").loader(tmp_path, "train", args) as loader:
         for images, targets in loader:
-            for image, target in zip(levels(images), targets, strict=True):
+            for image, target in zip(to_levels(images), targets, strict=True):
                 outside = is_colored(image)
                 for left, top, right, bottom in target["boxes"].round().int().tolist():
                     inside = is_colored(image)[top:bottom, left:right]
@@ -117,7 +117,7 @@ def test_segmentation_loader_moves_masks_with_their_images(run, tmp_path):
     args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
     with importlib.import_module("segmentation").loader(tmp_path, "train", args) as loader:
         for images, masks in loader:
-            for image, mask in zip(levels(images), masks, strict=True):
+            for image, mask in zip(to_levels(images), masks, strict=True):
                 known = mask != 255
                 assert (is_colored(image) == (mask > 0))[known].float().mean() > 0.95
 
@@ -133,8 +133,8 @@ def test_self_supervised_example_learns(run):
 def test_video_example_learns(run, steps):
     lacking.require("torchcodec")
     example = importlib.import_module("video")
-    if (why := example.missing()) is not None:
-        lacking.skip("FFmpeg", why)
+    if (reason := example.missing()) is not None:
+        lacking.skip("FFmpeg", reason)
     assert loss_ratio(run("video", "--size", 48)) < 0.8
     assert images_per_epoch(steps.sizes, 8) == [48] * 8
 
@@ -158,10 +158,10 @@ def test_image_text_example_learns(run):
 def test_albumentations_example_draws_the_same_in_any_chunks(run, tmp_path):
     lacking.require("albumentations")
     importlib.import_module("small").folder(tmp_path, 24, 1)
-    data = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
+    dataset = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
     batches = []
     for chunk in (2, 8):  # another order of the work
-        with gl.Loader(data, 8, True, chunk_size=chunk, num_workers=0, device="cpu") as loader:
+        with gl.Loader(dataset, 8, True, chunk_size=chunk, num_workers=0, device="cpu") as loader:
             batches.append(torch.cat([images for images, _ in loader]))
     assert torch.equal(*batches)
 
@@ -181,13 +181,13 @@ def test_example_docstring_shows_how_to_run_it(path: Path):
     doc = path.read_text().split('"""')[1]
     assert f"examples/{path.name}" in doc
     assert "small.parser(__doc__)" in path.read_text()
-    assert len(path.read_text().splitlines()) <= 140
+    assert len(path.read_text().splitlines()) <= 140, "the example is too long to be read at once"
 
 
 def test_example_help_shows_the_docstring(run, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         run("plain", "--help")
-    assert ended.value.code == 0
+    assert caught.value.code == 0
     output = capsys.readouterr().out
     assert "python examples/plain.py PATH --epochs 10" in output
     assert "--batch-size" in output

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 import numpy as np
 
 from gpuload.checks import flag, integer, optional
-from gpuload.datasets.files import byte_limit, check_size
+from gpuload.datasets.files import byte_limit, check_size, start_bytes
 from gpuload.datasets.litter import SkippedFiles
 from gpuload.datasets.names import dataset_arguments
 from gpuload.datasets.sample import Mode
 from gpuload.datasets.scan import LazySequence, normalize_index
 from gpuload.datasets.stores.opening import OpenFile, client, remote_options
 from gpuload.datasets.stores.store import Patterns, Store, as_list
-from gpuload.datasets.stores.tar.fields import Fields
+from gpuload.datasets.stores.tar.fields import Fields, is_image_field
 from gpuload.datasets.stores.tar.headers import BLOCK
 from gpuload.datasets.stores.tar.shards import find_shards, open_shards
 from gpuload.datasets.stores.tar.stream import TarStream
@@ -244,6 +244,10 @@ class TarShards(Store):
         for name, _, nbytes in members:
             if nbytes > limit:
                 check_size(nbytes, f"{source.path}:{key}.{name}")
+        if (start := start_bytes()) is not None:
+            members = [
+                (name, at, min(nbytes, start) if is_image_field(name) else nbytes) for name, at, nbytes in members
+            ]
         return SamplePlan(shard, key, fields, members)
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from gpuload.datasets.sample import MODES, Encoded, Image, Mask, Mode, as_meta
 from gpuload.datasets.stores.opening import display_path
 from gpuload.datasets.stores.store import read_npy_header
 
-__all__ = ["KEY", "Fields"]
+__all__ = ["KEY", "Fields", "is_image_field"]
 
 KEY: Final = "__key__"
 IMAGES: Final = (
@@ -113,6 +113,11 @@ def _make_image(values: list[Any], names: Sequence[str], sort_by_name: bool) -> 
 
 
 _display_path: Final = functools.lru_cache(1024)(display_path)
+
+
+def is_image_field(name: str) -> bool:
+    """Return whether the bytes of a field are an image file."""
+    return _field_type(name)[0]
 
 
 @functools.lru_cache(256)

@@ -1,0 +1,305 @@
+"""The order of ``shuffle=Buckets(…)``: every batch has samples of one bucket, whose images are resized to one shape.
+
+Unlike other orders, this one depends on the batch size and the number of ranks, because a batch never has samples of
+two buckets. A bucket's samples are shuffled and cut into global batches, of which only the last can be short
+(`gpuload.order.shares` divides each among the ranks). Then the batches of all buckets are shuffled. The batches of a
+bucket keep their order, so its short batch is its last.
+
+With G = ranks × batch_size, the sample in place p of the global batch of step s has the position s × G + p. So
+positions are unique, a step begins at a multiple of G, and after a short batch some positions are not used. A sample
+that ``uneven="pad"`` repeats keeps its position, as in other orders.
+
+`Buckets` keeps 8 bytes for each sample in addition to its sizes, and an epoch 16 bytes for each step. This module runs
+in the main process.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from gpuload.checks import argument, check_fields, integer, is_sequence, pair
+from gpuload.order.permutation import Shuffle
+from gpuload.order.shares import RankBatch, Shares
+from gpuload.rng import philox
+from gpuload.rng.streams import BUCKETS
+
+__all__ = ["BucketShares", "Buckets"]
+
+MAX_SIDE: Final = 2**31 - 1
+MULTIPLE_OF: Final = 64  # as in the training of Stable Diffusion XL
+
+
+def _check_sizes(name: str, value: object) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, as from gpuload.image_sizes(dataset), got {array.dtype}")
+    if array.ndim != 2 or array.shape[1] != 2 or not len(array):
+        raise ValueError(f"{name} must have the shape (samples, 2), a height and a width each, got {array.shape}")
+    if invalid := np.flatnonzero(((array < 1) | (array > MAX_SIDE)).any(axis=1))[:1].tolist():
+        raise ValueError(
+            f"{name} must be heights and widths in 1 … {MAX_SIDE}, but sizes[{invalid[0]}] is "
+            f"{array[invalid[0]].tolist()}"
+        )
+    return array
+
+
+def _check_shapes(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+    if not is_sequence(value) or not len(value):
+        raise TypeError(f"{name} must be a list of pairs (height, width), got {value!r}")
+    form = "(height, width) in pixels"
+    shapes = [pair(f"{name}, entry {i},", shape, form=form, entry=integer, minimum=1) for i, shape in enumerate(value)]
+    if repeated := [shape for i, shape in enumerate(shapes) if shape in shapes[:i]]:
+        raise ValueError(f"{name} must be distinct, but {repeated[0]} occurs twice")
+    return tuple(shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buckets:
+    """A shuffle whose batches each have images for one shape, for ``Loader(…, shuffle=Buckets(…))``.
+
+    Each sample is assigned to the shape that cuts least if its image is resized to cover the shape and then cropped
+    to it. If several cut equally little, it is the shape with the least enlargement, and among these the largest.
+    Samples are shuffled within each shape, and then the batches of all shapes. All samples of a batch have the same
+    shape, and so have all ranks in the same step. To give the images this shape, write ``T.bucket_size`` as the size of
+    a resize or crop: ``[T.ResizeKeepRatio(T.bucket_size), T.RandomCrop(T.bucket_size)]``.
+
+    Each epoch has every sample once, and each shape has at most one short batch per epoch. ``drop_last=True`` drops
+    these batches, and `uneven` says how the ranks divide them. The batches of an epoch depend on the batch size and the
+    number of ranks, so a state from the middle of an epoch can be resumed only with the same ones.
+
+    Args:
+        sizes: the height and width of each sample's image, integers (N, 2), as from `image_sizes`.
+        shapes: the heights and widths of the batches, such as ``[(512, 768), (640, 640), (768, 512)]``.
+        max_pixels: create the shapes: for each height the largest width, and for each width the largest height, with at
+            most this many pixels. Shapes that no sample is assigned to are left out.
+        multiple_of: the heights and widths of these shapes are multiples of this. Default: 64.
+
+    Attributes:
+        shapes: the (height, width) of each bucket.
+        members: the indices of each bucket's samples.
+
+    Raises:
+        TypeError, ValueError: `sizes` are not (N, 2) positive integers; `shapes` are not distinct pairs; there are both
+            `shapes` and `max_pixels`, or neither.
+
+    Example:
+        >>> buckets = Buckets([(480, 640), (640, 480), (300, 410), (500, 500)], max_pixels=512 * 512)
+        >>> buckets.shapes
+        ((448, 576), (512, 512), (576, 448))
+        >>> [indices.tolist() for indices in buckets.members]
+        [[0, 2], [3], [1]]
+    """
+
+    sizes: Any = argument(_check_sizes)
+    shapes: Sequence[tuple[int, int]] = argument(_check_shapes, default=None, kw_only=True)
+    max_pixels: int | None = argument(integer, default=None, kw_only=True, minimum=1)
+    multiple_of: int | None = argument(integer, default=None, kw_only=True, minimum=1)
+    members: tuple[np.ndarray, ...] = field(default=(), init=False)
+    _checksum: int = field(default=0, init=False)  # differs for other shapes or members
+
+    def __post_init__(self) -> None:
+        check_fields(self, "Buckets")
+        if (self.shapes is None) == (self.max_pixels is None):
+            problem = "neither" if self.shapes is None else "both"
+            raise ValueError(f"Buckets() takes either shapes= or max_pixels=, got {problem}; pass one of them")
+        if self.max_pixels is None:
+            if self.multiple_of is not None:
+                raise ValueError(
+                    f"Buckets(multiple_of={self.multiple_of}) applies to the shapes that max_pixels= creates, not to "
+                    "shapes=; leave it out"
+                )
+            bucket_of_sample = _nearest_shapes(self.sizes, np.array(self.shapes))
+        else:
+            candidates = _candidate_shapes(self.max_pixels, self.multiple_of or MULTIPLE_OF)
+            used, bucket_of_sample = np.unique(_nearest_shapes(self.sizes, candidates), return_inverse=True)
+            object.__setattr__(self, "shapes", tuple(map(tuple, candidates[used].tolist())))
+        checksum = zlib.crc32(bucket_of_sample.astype("<i8").tobytes(), zlib.crc32(repr(self.shapes).encode()))
+        object.__setattr__(self, "_checksum", checksum)
+        order = np.argsort(bucket_of_sample, kind="stable")
+        counts = np.bincount(bucket_of_sample, minlength=len(self.shapes))
+        object.__setattr__(self, "members", tuple(np.split(order, np.cumsum(counts)[:-1])))
+
+    def __repr__(self) -> str:
+        return f"Buckets({len(self.sizes)} sizes in {len(self.shapes)} shapes)"
+
+
+def _candidate_shapes(max_pixels: int, multiple_of: int) -> np.ndarray:
+    """Return (shapes, 2) sides, multiples of `multiple_of`: for each height the largest width, and for each width the
+    largest height, with at most `max_pixels` pixels."""
+    units = max_pixels // multiple_of**2
+    if not units:
+        raise ValueError(
+            f"Buckets(max_pixels=…) must be at least multiple_of² = {multiple_of**2}, got {max_pixels}: there is no "
+            "smaller shape"
+        )
+    short_sides = np.arange(1, units + 1)
+    shapes = np.stack([short_sides, units // short_sides], axis=1)
+    return np.unique(np.concatenate([shapes, shapes[:, ::-1]]), axis=0) * multiple_of
+
+
+def _nearest_shapes(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return the index of each image's shape, as `Buckets` describes.
+
+    The closer the ratio of the sides is to the image's, the less is cut. So only the shapes with the next smaller and
+    the next larger ratio are compared.
+    """
+    codes = sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1].astype(np.int64)
+    unique_codes, size_of_sample = np.unique(codes, return_inverse=True)
+    heights, widths = (unique_codes >> 32).astype(np.float64), (unique_codes & 0xFFFFFFFF).astype(np.float64)
+    areas, ratios = shapes.prod(axis=1), shapes[:, 0] / shapes[:, 1]
+    order = np.argsort(ratios, kind="stable")
+    unique_ratios, starts, counts = np.unique(ratios[order], return_index=True, return_counts=True)
+    next_larger = np.searchsorted(unique_ratios, heights / widths)
+    best, best_rank = np.zeros(len(heights), np.intp), np.full((3, len(heights)), -np.inf)
+    for groups in (np.maximum(next_larger - 1, 0), np.minimum(next_larger, len(unique_ratios) - 1)):
+        for i in range(counts.max()):
+            candidates = order[starts[groups] + np.minimum(i, counts[groups] - 1)]
+            shape_heights, shape_widths = shapes[candidates].T
+            # The part that remains is a quotient of products. Below 2**53 they are exact, so that equal parts are equal
+            # floats.
+            products = np.stack([heights * shape_widths, widths * shape_heights])
+            enlargement = np.maximum(1.0, np.maximum(shape_heights / heights, shape_widths / widths))
+            rank = np.stack([products.min(axis=0) / products.max(axis=0), -enlargement, areas[candidates]])
+            is_better = np.zeros(len(heights), np.bool_)
+            for value, best_value in zip(rank[::-1], best_rank[::-1], strict=True):
+                is_better = (value > best_value) | ((value == best_value) & is_better)
+            best[is_better], best_rank[:, is_better] = candidates[is_better], rank[:, is_better]
+    return best[size_of_sample]
+
+
+def _order_members(members: np.ndarray, bucket: int, key: philox.Key) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the order of a bucket's samples in the epoch with this key."""
+    shuffle = Shuffle(len(members), _derive_key(key, 1 + bucket))
+    return lambda positions: members[shuffle(positions)]
+
+
+def _derive_key(key: philox.Key, number: int) -> philox.Key:
+    """Derive a key from an epoch's key: number 0 for the order of batches, 1 + b for the order of bucket b."""
+    return philox.Key(*philox.words(key, np.array([number]), BUCKETS, 2)[0].tolist())
+
+
+class BucketShares:
+    """The distribution of the batches of all buckets among the ranks, with the interface of `Shares`.
+
+    Args:
+        buckets: the buckets.
+        **options: the options of `Shares` that do not define an order.
+
+    Attributes:
+        global_batch_size: the number of samples of all ranks in a full step.
+        name: a name that identifies the order: equal names and seeds mean equal orders for equal options.
+    """
+
+    def __init__(self, buckets: Buckets, **options: Any) -> None:
+        self._buckets = buckets
+        self._options = Shares(samples=len(buckets.sizes), **options)
+        self.global_batch_size = self._options.global_batch_size
+        self.name = f"buckets-{buckets._checksum:08x}"
+        self._shares = [
+            replace(self._options, samples=len(members), order=partial(_order_members, members, bucket))
+            for bucket, members in enumerate(buckets.members)
+        ]
+        self._steps = [shares.steps() for shares in self._shares]
+
+    @property
+    def division(self) -> str:
+        """The options that the batches of an epoch depend on, in addition to the buckets and the seed."""
+        options = self._options
+        ranks = f"{options.world_size} rank{'s' * (options.world_size > 1)}"
+        text = f"batch_size={options.batch_size}, {ranks}, drop_last={options.drop_last}, uneven={options.uneven!r}"
+        return text if options.group_size == 1 else f"{text}, groups of {options.group_size}"
+
+    @property
+    def last_position(self) -> int:
+        """The last position of an epoch."""
+        return sum(self._steps) * self.global_batch_size - 1
+
+    @property
+    def samples_per_rank(self) -> int:
+        """The number of samples of each rank in an epoch."""
+        return sum(shares.samples_per_rank for shares in self._shares)
+
+    def steps(self, start: int = 0) -> int:
+        """Return the number of batches from position `start` to the end of an epoch, which is the same on every
+        rank."""
+        return max(0, sum(self._steps) - start // self.global_batch_size)
+
+    def explain_no_batches(self) -> str:
+        """Explain why an epoch has no batches."""
+        largest = max(shares.samples for shares in self._shares)
+        return self._options.explain_no_batches(f"the largest bucket has {largest} samples")
+
+    def describe_leftovers(self) -> str:
+        """Return how many samples an epoch leaves out or repeats."""
+        counts = self._sample_counts()
+        left_out, added = (int(np.maximum(difference, 0).sum()) for difference in (-np.diff(counts), np.diff(counts)))
+        return (
+            f"{sum(self._steps):,} batches in {len(self._shares)} buckets; an epoch leaves out {left_out:,} of "
+            f"{self._options.samples:,} samples, and has {added:,} padding or repeated samples"
+        )
+
+    def explain_unused(self) -> str:
+        """Return a warning if the batches of some buckets are dropped in every epoch, otherwise ""."""
+        in_bucket, in_epoch = self._sample_counts().T
+        is_unused = (in_epoch == 0) & (in_bucket > 0)
+        if not is_unused.any():
+            return ""
+        option = "drop_last=True" if self._options.drop_last else f"uneven={self._options.uneven!r}"
+        return (
+            f"{in_bucket[is_unused].sum():,} of {self._options.samples:,} samples are in no batch of any epoch, since "
+            f"{option} drops the only batch of {is_unused.sum()} of {len(is_unused)} buckets: each has at most "
+            f"{in_bucket[is_unused].max()} samples. Use fewer shapes, or leave {option} out"
+        )
+
+    def _sample_counts(self) -> np.ndarray:
+        """Return the number of samples in each bucket, and in the batches of all ranks, (buckets, 2)."""
+        ranks = self._options.world_size
+        return np.array([(shares.samples, shares.samples_per_rank * ranks) for shares in self._shares], np.int64)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[RankBatch]:
+        """Yield this rank's batches of an epoch, starting at position `start`, a multiple of the global batch size."""
+        buckets, steps = self._schedule(epoch)
+        iterators: dict[int, Iterator[RankBatch]] = {}
+        for step in range(start // self.global_batch_size, len(buckets)):
+            bucket = int(buckets[step])
+            if bucket not in iterators:
+                number = int(np.searchsorted(steps[bucket], step))
+                iterators[bucket] = self._shares[bucket].batches(epoch, number * self.global_batch_size)
+            yield self._place(next(iterators[bucket]), bucket, steps[bucket])
+
+    def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
+        """Return the group of neighbouring samples that contains a position.
+
+        Raises:
+            ValueError: the epoch has no sample at this position.
+        """
+        (buckets, steps), (step, place) = self._schedule(epoch), divmod(position, self.global_batch_size)
+        bucket = int(buckets[step])
+        bucket_position = int(np.searchsorted(steps[bucket], step)) * self.global_batch_size + place
+        if bucket_position >= len(self._buckets.members[bucket]):
+            raise ValueError(
+                f"epoch {epoch} has no sample at position {position}, since the batch of step {step} is short; take a "
+                "position from BatchInfo.positions or ErrorRecord.position"
+            )
+        return self._place(self._shares[bucket].group_at(epoch, bucket_position, group_size), bucket, steps[bucket])
+
+    def _place(self, batch: RankBatch, bucket: int, steps: np.ndarray) -> RankBatch:
+        """Return a batch of a bucket, whose batches come in these steps, with its positions in the epoch and the
+        bucket's shape."""
+        numbers, places = np.divmod(batch.positions, self.global_batch_size)
+        return batch._replace(
+            positions=steps[numbers] * self.global_batch_size + places, size_hw=self._buckets.shapes[bucket]
+        )
+
+    def _schedule(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the bucket of each step, and for each bucket the steps of its batches."""
+        bucket_of_batch = np.repeat(np.arange(len(self._steps)), self._steps)
+        key = _derive_key(philox.epoch_key(self._options.seed, epoch), 0)
+        buckets = bucket_of_batch[Shuffle(len(bucket_of_batch), key)(np.arange(len(bucket_of_batch)))]
+        return buckets, np.split(np.argsort(buckets, kind="stable"), np.cumsum(self._steps)[:-1])
