@@ -22,6 +22,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZE = T.Normalize(MEAN, STD)
 CROP = T.RandomResizedCrop(48)
 LEVEL = 1 / 255 / min(STD)  # in normalized images
+LIGHT = [T.RandomGamma((50, 200), p=0.8), T.PlanckianJitter(p=0.8)]
 
 
 def picture(number: int) -> np.ndarray:
@@ -70,6 +71,18 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "augmix": (labelled, {"transforms": [CROP, T.AugMix()], "backend": "torch"}),
     "erased": (labelled, {"transforms": [CROP, NORMALIZE, T.RandomErasing(0.8, value="random")]}),
     "blur": (labelled, {"transforms": [CROP, T.GaussianBlur(5)], "backend": "kornia"}),
+    "light": (labelled, {"transforms": [T.RandomCrop(40), T.GaussianIllumination(p=0.8), *LIGHT, NORMALIZE]}),
+    "robots": (
+        labelled,
+        {
+            "transforms": [T.RandomCrop(40), *LIGHT, T.RandomShadow(p=0.8), T.MotionBlur(p=0.8), T.CLAHE(p=0.8)],
+            "backend": "torch",
+        },
+    ),
+    "motion": (
+        labelled,
+        {"transforms": [T.RandomCrop(40), T.MotionBlur(p=0.8), *LIGHT, T.CLAHE()], "backend": "kornia"},
+    ),
     "maps": (labelled, {"transforms": [CROP, T.RandomAffine(10, (0.1, 0.1))], "backend": "kornia"}),
 }
 AMPLIFYING = ("augmix",)  # differences grow through its operations, so it is not compared

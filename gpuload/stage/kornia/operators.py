@@ -106,6 +106,10 @@ def _blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     return filter2d_separable(doubles, kernel_x, kernel_y, padding="valid").to(images.dtype)
 
 
+def _gamma(images: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return enhance.adjust_gamma(images, factors, torch.ones_like(factors))  # Kornia would wait to upload a gain of 1
+
+
 def _motion_blur(images: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Blur along lines of the same length, with mirrored borders: the two steps of Kornia's `motion_blur`, which waits
     for the device. Kornia's angle is counterclockwise, and its line cannot be shifted."""
@@ -151,7 +155,7 @@ OPERATORS: Final[dict[str, Operator]] = {
     "grayscale": _grayscale,
     "blur": _blur,
     "solarize_add": _solarize_add,
-    "gamma": _with_factor(enhance.adjust_gamma),
+    "gamma": _with_factor(_gamma),
     "white_balance": _white_balance,
     "motion_blur": _motion_blur,
     "clahe": _clahe,
