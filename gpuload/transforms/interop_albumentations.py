@@ -11,35 +11,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from gpuload.transforms import blur_noise, colour, composite, convert, geometry, lighting, resizing, targets, warps
 from gpuload.transforms.base import Transform
-from gpuload.transforms.blur_noise import JPEG, GaussianBlur, GaussianNoise, MotionBlur
-from gpuload.transforms.colour import (
-    ColorJitter,
-    Grayscale,
-    RandomChannelPermutation,
-    RandomGrayscale,
-    RandomInvert,
-    RandomPosterize,
-    RandomSolarize,
-)
-from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice
-from gpuload.transforms.convert import Normalize, ToDtype
-from gpuload.transforms.geometry import (
-    CenterCrop,
-    Pad,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomRotate90,
-    RandomTranspose,
-    RandomVerticalFlip,
-    Resize,
-)
-from gpuload.transforms.lighting import CLAHE, GaussianIllumination, PlanckianJitter, RandomGamma, RandomShadow
 from gpuload.transforms.names import albumentations_remedy
-from gpuload.transforms.resizing import RandomShortestSize
-from gpuload.transforms.targets import ClampBoundingBoxes, SanitizeBoundingBoxes, SanitizeKeyPoints
-from gpuload.transforms.warps import RandomAffine, RandomRotation
 
 __all__ = ["from_albumentations"]
 
@@ -77,7 +51,7 @@ def from_albumentations(transforms: object) -> list[Transform]:
         # [RandomHorizontalFlip(), RandomGamma(gamma_limit=(50.0, 150.0), p=1.0)]
     """
     chain = list(_convert_all(transforms, "transforms"))
-    return [transform for transform in chain if not isinstance(transform, Identity)]
+    return [transform for transform in chain if not isinstance(transform, composite.Identity)]
 
 
 def _convert_all(entry: Any, path: str) -> Iterator[Transform]:
@@ -100,15 +74,15 @@ def _convert(entry: Any, path: str, p: float) -> Iterator[Transform]:
     try:
         if name not in RULES:
             raise _NoEqual("")
-        required, convert = RULES[name]
+        required, rule = RULES[name]
         for argument, value in {**({} if hasattr(entry, "transforms") else ALWAYS_REQUIRED), **required}.items():
             if (actual := getattr(entry, argument, value)) != value:
                 raise _NoEqual(f"({argument}={actual!r}), unlike {name}({argument}={value!r}),")
-        chain = convert(entry, path)
+        chain = rule(entry, path)
         if p < 1 and len(chain) == 1 and getattr(chain[0], "p", None) == 1.0:
             yield dataclasses.replace(chain[0], p=p)  # pyright: ignore[reportCallIssue]
         elif p < 1 and chain:
-            yield RandomApply(chain, p)
+            yield composite.RandomApply(chain, p)
         else:
             yield from chain
     except _NoEqual as error:
@@ -153,13 +127,14 @@ def _fill(entry: Any) -> dict[str, Any]:
 
 def _resize(entry: Any, path: str) -> list[Transform]:
     options: dict[str, Any] = {"antialias": False, "interpolation": _look_up(entry, "interpolation", RESIZE_FILTERS)}
-    if (size := getattr(entry, "max_size", None)) is None:  # Resize, or a side whose length is in max_size_hw
-        return [Resize((entry.height, entry.width), **options)]
+    if (size := getattr(entry, "max_size", None)) is None:  # geometry.Resize, or a side whose length is in max_size_hw
+        return [geometry.Resize((entry.height, entry.width), **options)]
     if type(entry).__name__ == "SmallestMaxSize":
-        return [Resize(size, **options) if isinstance(size, int) else RandomShortestSize(size, **options)]
+        cls: Any = geometry.Resize if isinstance(size, int) else resizing.RandomShortestSize
+        return [cls(size, **options)]
     if not isinstance(size, int):
         raise _NoEqual(f"(max_size={size})")
-    return [Resize(None, max_size=size, **options)]
+    return [geometry.Resize(None, max_size=size, **options)]
 
 
 def _affine(entry: Any, path: str) -> list[Transform]:
@@ -168,14 +143,26 @@ def _affine(entry: Any, path: str) -> list[Transform]:
         raise _NoEqual(f"(scale={entry.scale}, keep_ratio={entry.keep_ratio})")
     interpolation = _look_up(entry, "interpolation", WARP_FILTERS)
     degrees = -entry.rotate[1], -entry.rotate[0]  # torchvision's are clockwise
-    return [RandomAffine(degrees, scale=(low, high), interpolation=interpolation, fill=_fill(entry))]
+    return [warps.RandomAffine(degrees, scale=(low, high), interpolation=interpolation, fill=_fill(entry))]
+
+
+def _gaussian_blur(entry: Any, path: str) -> list[Transform]:
+    size = _single(entry, "blur_limit") or int(entry.sigma_limit[1] * 3.5) * 2  # 0: the kernel ends at 3.5 sigma
+    return [blur_noise.GaussianBlur(size | 1, entry.sigma_limit)]
+
+
+def _square_symmetry(entry: Any, path: str) -> list[Transform]:
+    return [geometry.RandomRotate90(1.0), geometry.RandomTranspose(0.5)]
 
 
 def _one_of(entry: Any, path: str) -> list[Transform]:
     """Convert a choice, which always applies the chosen transform."""
-    children = [list(_convert(child, f"{path}.transforms[{n}]", 1.0)) for n, child in enumerate(entry.transforms)]
-    choices = [chain[0] if len(chain) == 1 else Compose(chain) if chain else Identity() for chain in children]
-    return [RandomChoice(choices, p=list(getattr(entry, "transforms_ps", (entry.p, 1 - entry.p))))]
+    chains = [
+        list(_convert(child, f"{path}.transforms[{index}]", 1.0)) or [composite.Identity()]
+        for index, child in enumerate(entry.transforms)
+    ]
+    choices = [chain[0] if len(chain) == 1 else composite.Compose(chain) for chain in chains]
+    return [composite.RandomChoice(choices, p=list(getattr(entry, "transforms_ps", (entry.p, 1 - entry.p))))]
 
 
 def _compose(entry: Any, path: str) -> list[Transform]:
@@ -185,10 +172,10 @@ def _compose(entry: Any, path: str) -> list[Transform]:
         for argument, value in (("min_visibility", 0), ("max_accept_ratio", None), ("min_width", boxes.min_height)):
             if getattr(boxes, argument) != value:
                 raise _NoEqual(f"(bbox_params=BboxParams({argument}={getattr(boxes, argument)}))")
-        sanitize = SanitizeBoundingBoxes(max(boxes.min_width, TINY), max(boxes.min_area, TINY))
-        chain += [ClampBoundingBoxes(), sanitize]
+        sanitize = targets.SanitizeBoundingBoxes(max(boxes.min_width, TINY), max(boxes.min_area, TINY))
+        chain += [targets.ClampBoundingBoxes(), sanitize]
     if (points := params.get("keypoints")) and points.remove_invisible:
-        chain.append(SanitizeKeyPoints())
+        chain.append(targets.SanitizeKeyPoints())
     return chain
 
 
@@ -206,57 +193,53 @@ RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("OneOf", "OneOrOther"), ({}, _one_of)),
     **dict.fromkeys(("NoOp", "ToTensorV2"), ({"transpose_mask": False}, lambda entry, path: [])),
     **dict.fromkeys(("Resize", "SmallestMaxSize", "LongestMaxSize"), ({"max_size_hw": None}, _resize)),
-    **dict.fromkeys(
-        ("D4", "SquareSymmetry"), ({}, lambda entry, path: [RandomRotate90(1.0), RandomTranspose(0.5)])
-    ),
+    **dict.fromkeys(("D4", "SquareSymmetry"), ({}, _square_symmetry)),
     "Affine": ({**CENTERED, "border_mode": 0, "balanced_scale": False}, _affine),
-    "CenterCrop": ({}, lambda entry, path: [CenterCrop((entry.height, entry.width))]),
-    "ChannelShuffle": ({}, lambda entry, path: [RandomChannelPermutation()]),
-    "CLAHE": _same_arguments(CLAHE),
+    "CenterCrop": ({}, lambda entry, path: [geometry.CenterCrop((entry.height, entry.width))]),
+    "ChannelShuffle": ({}, lambda entry, path: [colour.RandomChannelPermutation()]),
+    "CLAHE": _same_arguments(lighting.CLAHE),
     "ColorJitter": (
-        {}, lambda entry, path: [ColorJitter(entry.brightness, entry.contrast, entry.saturation, entry.hue)]
+        {}, lambda entry, path: [colour.ColorJitter(entry.brightness, entry.contrast, entry.saturation, entry.hue)]
     ),
-    "GaussianBlur": (  # a size of 0 means that the kernel ends at 3.5 sigma
-        {}, lambda entry, path: [
-            GaussianBlur((_single(entry, "blur_limit") or int(entry.sigma_limit[1] * 3.5) * 2) | 1, entry.sigma_limit)
-        ]
-    ),
+    "GaussianBlur": ({}, _gaussian_blur),
     "GaussNoise": (
         {"per_channel": True, "noise_scale_factor": 1},
-        lambda entry, path: [GaussianNoise(_single(entry, "mean_range"), _single(entry, "std_range"))],
+        lambda entry, path: [blur_noise.GaussianNoise(_single(entry, "mean_range"), _single(entry, "std_range"))],
     ),
-    "HorizontalFlip": _plain(RandomHorizontalFlip),
-    "Illumination": _same_arguments(GaussianIllumination, mode="gaussian"),
-    "ImageCompression": ({"compression_type": "jpeg"}, lambda entry, path: [JPEG(entry.quality_range)]),
-    "InvertImg": _plain(RandomInvert),
-    "MotionBlur": _same_arguments(MotionBlur),
+    "HorizontalFlip": _plain(geometry.RandomHorizontalFlip),
+    "Illumination": _same_arguments(lighting.GaussianIllumination, mode="gaussian"),
+    "ImageCompression": ({"compression_type": "jpeg"}, lambda entry, path: [blur_noise.JPEG(entry.quality_range)]),
+    "InvertImg": _plain(colour.RandomInvert),
+    "MotionBlur": _same_arguments(blur_noise.MotionBlur),
     "Normalize": (
         {"max_pixel_value": 255.0, "normalization": "standard"},
-        lambda entry, path: [ToDtype("float32", scale=True), Normalize(entry.mean, entry.std)],
+        lambda entry, path: [convert.ToDtype("float32", scale=True), convert.Normalize(entry.mean, entry.std)],
     ),
-    "Pad": ({}, lambda entry, path: [Pad(entry.padding, _fill(entry), _look_up(entry, "border_mode", BORDERS))]),
-    "PlanckianJitter": _same_arguments(PlanckianJitter),
-    "Posterize": ({}, lambda entry, path: [RandomPosterize(_single(entry, "num_bits"), 1.0)]),
-    "RandomCrop": ({}, lambda entry, path: [RandomCrop((entry.height, entry.width))]),
-    "RandomGamma": _same_arguments(RandomGamma),
+    "Pad": (
+        {}, lambda entry, path: [geometry.Pad(entry.padding, _fill(entry), _look_up(entry, "border_mode", BORDERS))]
+    ),
+    "PlanckianJitter": _same_arguments(lighting.PlanckianJitter),
+    "Posterize": ({}, lambda entry, path: [colour.RandomPosterize(_single(entry, "num_bits"), 1.0)]),
+    "RandomCrop": ({}, lambda entry, path: [geometry.RandomCrop((entry.height, entry.width))]),
+    "RandomGamma": _same_arguments(lighting.RandomGamma),
     "RandomResizedCrop": (
-        {}, lambda entry, path: [RandomResizedCrop(
+        {}, lambda entry, path: [geometry.RandomResizedCrop(
             entry.size, entry.scale, entry.ratio, _look_up(entry, "interpolation", RESIZE_FILTERS), antialias=False
         )],
     ),
-    "RandomRotate90": _plain(RandomRotate90),
-    "RandomShadow": _same_arguments(RandomShadow),
+    "RandomRotate90": _plain(geometry.RandomRotate90),
+    "RandomShadow": _same_arguments(lighting.RandomShadow),
     "Rotate": (
         {"border_mode": 0}, lambda entry, path: [
-            RandomRotation(entry.limit, _look_up(entry, "interpolation", WARP_FILTERS), fill=_fill(entry))
+            warps.RandomRotation(entry.limit, _look_up(entry, "interpolation", WARP_FILTERS), fill=_fill(entry))
         ],
     ),
-    "Solarize": ({}, lambda entry, path: [RandomSolarize(255 * _single(entry, "threshold_range"), 1.0)]),
-    "ToFloat": ({"max_value": 255}, lambda entry, path: [ToDtype("float32", scale=True)]),
+    "Solarize": ({}, lambda entry, path: [colour.RandomSolarize(255 * _single(entry, "threshold_range"), 1.0)]),
+    "ToFloat": ({"max_value": 255}, lambda entry, path: [convert.ToDtype("float32", scale=True)]),
     "ToGray": (
         {"method": "weighted_average"},
-        lambda entry, path: [Grayscale(1) if entry.num_output_channels == 1 else RandomGrayscale(1.0)],
+        lambda entry, path: [colour.Grayscale(1) if entry.num_output_channels == 1 else colour.RandomGrayscale(1.0)],
     ),
-    "Transpose": _plain(RandomTranspose),
-    "VerticalFlip": _plain(RandomVerticalFlip),
+    "Transpose": _plain(geometry.RandomTranspose),
+    "VerticalFlip": _plain(geometry.RandomVerticalFlip),
 }  # fmt: skip
