@@ -83,6 +83,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "from_timm": lambda files, **options: T.from_timm(
         **{"is_training": not any(name.startswith("crop") for name in options), **options}
     ),
+    "read": lambda files, **options: gl.read(files.folder / "1.png", **options),
 }
 # Values of arguments that cannot be 1, True or (0.5, 1).
 VALUES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -23,11 +23,12 @@ from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
-from gpuload.checks import integer, strings
+from gpuload.checks import integer, mapping, string, strings
 from gpuload.datasets.sample import Boxes, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
 from gpuload.ring.columns import Columns, ImageColumn
+from gpuload.rng.streams import DRAWS
 from gpuload.stage import Plan, RaggedImages, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.masks import pack_masks
@@ -50,9 +51,9 @@ class Augment(torch.nn.Module):
     """A module that augments and normalizes batches of any loader, with separate random parameters for each sample.
 
     Call it with a batch: an N×C×H×W or N×T×C×H×W tensor (clips, whose frames share random parameters), a list of N
-    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters. Images are uint8,
-    uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no parameters;
-    ``eval()`` has no effect.
+    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters, except with `draws`.
+    Images are uint8, uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no
+    parameters; ``eval()`` has no effect.
 
     Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
     an N×H×W `Mask`, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per
@@ -68,6 +69,8 @@ class Augment(torch.nn.Module):
         images: the names of the images in the batch: dict keys, fields of dataclasses, or paths as in messages, such as
             ``"batch[0]"``. Everything else that is not a target passes through unchanged. Default: all tensors that can
             be images; a warning names a leaf of floats that probably is none, such as a heat map beside images.
+        draws: a dict of such names of images and targets, with the number of their random parameters: those of a sample
+            with the same number share random parameters, and others are independent. By default, the number is 0.
         device: the device that augments and returns images. Batches on the CPU are copied to it, asynchronously if they
             are in page-locked memory. Default: the device of each batch.
 
@@ -98,6 +101,7 @@ class Augment(torch.nn.Module):
         pad_to: int | None = None,
         backend: str = "auto",
         images: Sequence[str] | None = None,
+        draws: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         options = {
@@ -108,6 +112,10 @@ class Augment(torch.nn.Module):
             "backend": backend,
         }
         self._images = None if images is None else frozenset(strings("images", images))
+        self._draws = {
+            string("draws, in its names,", name): integer(f"draws[{name!r}]", number, minimum=0, maximum=len(DRAWS) - 1)
+            for name, number in mapping("draws", {} if draws is None else draws).items()
+        }
         self._arguments = transforms, integer("seed", seed, minimum=0, maximum=2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = 0
@@ -216,7 +224,7 @@ class Augment(torch.nn.Module):
             CollateError: labels are missing, or cannot be mixed; samples cannot be combined.
             RuntimeError: called in a worker of a DataLoader without `positions`.
         """
-        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images)
+        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images, self._draws)
         device = self._device_of(tree)
         for leaf in tree.images:
             _check_images(leaf)
@@ -325,7 +333,10 @@ class Augment(torch.nn.Module):
         elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
-        columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
+        columns.images = [
+            ImageColumn(source.planes.table[:: source.frames], [-1], draws=[leaf.draws or 0])
+            for source, leaf in zip(sources, tree.images, strict=True)
+        ]
         messages = [reader.warning]
         reader.clear_warning()
         if columns.has_targets and not self._warned:
