@@ -36,7 +36,7 @@ from gpuload.stage.plan import check_device
 from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
-from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
+from gpuload.transforms.convert import LEVELS_PER_UNIT, Window, converts_on_entry, window_of
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
 from gpuload.workers.sample import SampleReader, make_columns
@@ -136,7 +136,9 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         searches = chain.moves_pixels and self._images is None  # for targets that are not declared
-        self._converts_on_entry = converts_on_entry(chain)
+        self._window = window_of(chain)
+        convert = _to_levels if converts_on_entry(chain) else _widen_floats
+        self._convert: Any = convert if self._window is None else self._window.levels
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._compiled: dict[torch.device, BatchTransform] = {}
@@ -227,7 +229,7 @@ class Augment(torch.nn.Module):
         tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images, self._draws)
         device = self._device_of(tree)
         for leaf in tree.images:
-            _check_images(leaf)
+            _check_images(leaf, self._window)
         name, size = self._chain.group
         if tree.count % size:
             raise ValueError(
@@ -282,10 +284,7 @@ class Augment(torch.nn.Module):
 
     def _augment_tree(self, tree: BatchTree, epoch: int, positions: np.ndarray, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
-        sources = [
-            _Images(leaf, device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
-            for leaf in tree.images
-        ]
+        sources = [_Images(leaf, device, self._convert, has_siblings=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read_columns(tree, sources, positions)
 
         def read(column: ImageColumn) -> RaggedImages:
@@ -378,13 +377,11 @@ class Augment(torch.nn.Module):
 
 
 class _Images:
-    """A leaf of images on the stage's device, converted to uint8 if `converts`: `planes`, and the number of `frames`
-    per clip."""
+    """A leaf of images on the stage's device, converted by `convert`: `planes`, and the number of `frames` per clip."""
 
-    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool, converts: bool) -> None:
+    def __init__(self, leaf: Leaf, device: torch.device, convert: Any, *, has_siblings: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
-        convert = _to_levels if converts else _widen_floats
         tensors = [convert(_to_device(tensor, device)) for _, tensor in leaf.entries]
         planes: Any = tensors if isinstance(leaf.value, list) else tensors[0]
         leaf_note = f" of {leaf.path}" if has_siblings else ""
@@ -404,9 +401,9 @@ class _Images:
         return result.unflatten(0, (-1, self.frames))
 
 
-def _check_images(leaf: Leaf) -> None:
-    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) floats
-    outside 0 … 1."""
+def _check_images(leaf: Leaf, window: Window | None) -> None:
+    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) NaN and,
+    without a `Window`, floats outside 0 … 1. A `Window` does not take uint8."""
     _, first_image = leaf.entries[0]
     for path, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -414,6 +411,8 @@ def _check_images(leaf: Leaf) -> None:
                 f"{path} requires gradients, but augmentation is not differentiable; pass {path}.detach(), or call "
                 "it within torch.no_grad()"
             )
+        if window is not None and tensor.dtype == torch.uint8:
+            raise TypeError(f"{path} has 8 bits, but Window takes intensities: uint16, or floats of any range")
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
             expected, actual = (
                 f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
@@ -425,7 +424,7 @@ def _check_images(leaf: Leaf) -> None:
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
-            if not (low >= 0 and high <= 1):
+            if low != low or (window is None and not (low >= 0 and high <= 1)):
                 raise ValueError(
                     f"{path} {explain_float_range(low, high)}; if it is not an image, select the images with "
                     "Augment(images=…)"

@@ -36,7 +36,7 @@ from gpuload.transforms.arguments import (
 )
 from gpuload.transforms.base import ChainPosition, Transform, naming_epoch
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flatten, wrap_modules
-from gpuload.transforms.convert import UniformTemporalSubsample
+from gpuload.transforms.convert import UniformTemporalSubsample, check_windows
 from gpuload.transforms.line import Line, assign_lanes
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
@@ -127,6 +127,7 @@ class Chain:
             check_fills(lines[-1].transforms)
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         self.module_lanes = tuple(module_lanes)
+        check_windows([line.transforms for line in self.lines], next(iter(lines[0].transforms), None))
         check_mixing([line.transforms for line in self.lines])
         check_combining([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch

@@ -547,3 +547,21 @@ def test_a_copied_augment_keeps_its_draws():
 def test_augment_refuses_invalid_draws(draws, kind, message):
     with pytest.raises(kind, match=re.escape(message)):
         gl.Augment(GEOMETRY, draws=draws)({"image": image_batch(), "label": torch.arange(6)})
+
+
+# -- a device ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.processes
+@pytest.mark.parametrize("draws", [(0, 1), (2,)])
+def test_batches_of_a_device_have_the_bits_of_the_cpu(draws):
+    chain = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)]
+
+    def make_sample(index):
+        return (*(encoded(index, number) for number in draws), index)
+
+    expected = load(make_sample, chain, backend="fused")
+    batches = load(make_sample, chain, device="cuda", backend="fused", num_workers=2)
+    for k in range(len(draws) + 1):
+        assert torch.equal(cat(batches, k).cpu(), cat(expected, k))
