@@ -71,7 +71,7 @@ READ_BY_PANDAS = {  # pyarrow imports pandas for these
 NEED_DATASETS = "workers import datasets to read a datasets.Dataset: "
 
 
-def reads_by_datasets(copied: Any) -> bool:
+def is_read_by_datasets(copied: Any) -> bool:
     return "dataset" in vars(copied)
 
 
@@ -97,15 +97,15 @@ def with_types(value: Any) -> Any:
     return type(value), repr(value)
 
 
-def assert_same(rows: Any, *, portable: bool = True) -> Any:
-    """Check that a copy has the samples that `datasets` reads in the main process, and return the copy."""
+def assert_equal_copy(rows: Any, *, with_pyarrow_alone: bool = True) -> Any:
+    """Check that a worker's copy has the samples that `datasets` reads in this process, and return the copy."""
     wrapped = gl.wrap(rows)
     copied = pickle_and_unpickle(wrapped)
-    assert reads_by_datasets(copied) is not portable
+    assert is_read_by_datasets(copied) is not with_pyarrow_alone
     assert len(copied) == len(wrapped) == len(rows)
     for index in range(-len(rows), len(rows)):
         assert with_types(copied[index]) == with_types(wrapped[index])
-    assert reads_by_datasets(copied) is not portable
+    assert is_read_by_datasets(copied) is not with_pyarrow_alone
     return copied
 
 
@@ -151,16 +151,16 @@ def test_rows_have_values_of_the_types_that_datasets_gives(hf: ModuleType, dtype
             "image": hf.Image(),
         }
     )
-    both = {"list": [values[0], None], "large": values, "fixed": values, "image": IMAGE}
-    copied = assert_same(hf.Dataset.from_list([{"x": x, **both} for x in (*values, None)], features=features))
+    nested = {"list": [values[0], None], "large": values, "fixed": values, "image": IMAGE}
+    copied = assert_equal_copy(hf.Dataset.from_list([{"x": x, **nested} for x in (*values, None)], features=features))
     assert [copied[row]["x"] is None for row in range(3)] == [dtype == "null", dtype == "null", True]
 
 
-def test_rows_of_lists_and_structures_equal_those_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_lists_and_structures_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
     image = tmp_path / "1.jpg"
     image.write_bytes(IMAGE["bytes"])
     deep = hf.Features({"z": hf.Value("int8"), "a": hf.Image(mode="L"), "names": hf.List(hf.Value("string"))})
-    copied = assert_same(
+    copied = assert_equal_copy(
         make_rows(
             hf,
             views=(hf.List(hf.Image()), [IMAGE, {"bytes": None, "path": str(image)}]),
@@ -198,18 +198,18 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # by `datasets`, which sorts
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_rows_of_selections_equal_those_of_datasets(hf: ModuleType, tmp_path: Path, where: str, selection: str) -> None:
+def test_rows_of_selections_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path, where: str, selection: str) -> None:
     rows = make_rows(hf)
-    assert_same(SELECTIONS[selection](rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")))
+    assert_equal_copy(SELECTIONS[selection](rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")))
 
 
-def test_rows_of_concatenated_tables_equal_those_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_concatenated_tables_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path) -> None:
     memory, disk = make_rows(hf), write_rows(make_rows(hf, 7), tmp_path / "rows.arrow")
-    both = hf.concatenate_datasets([disk.select(range(2, 6)), memory, disk])
-    assert_same(both)
-    assert_same(both.shuffle(seed=1).select(range(20)))
+    concatenated = hf.concatenate_datasets([disk.select(range(2, 6)), memory, disk])
+    assert_equal_copy(concatenated)
+    assert_equal_copy(concatenated.shuffle(seed=1).select(range(20)))
     numbers = hf.Dataset.from_dict({"number": list(range(7))})
-    assert_same(hf.concatenate_datasets([disk, numbers], axis=1))
+    assert_equal_copy(hf.concatenate_datasets([disk, numbers], axis=1))
 
 
 def test_rows_refuse_wrong_indices_like_datasets(hf: ModuleType, tmp_path: Path) -> None:
@@ -234,34 +234,35 @@ def test_rows_name_an_image_that_is_not_on_this_machine(hf: ModuleType, tmp_path
     copied = pickle_and_unpickle(wrapped)
     for index, path in enumerate(paths):
         message = re.escape(f"file on this machine; download it beforehand: '{path}" if "://" in path else path)
-        for each in (wrapped, copied):
+        for dataset in (wrapped, copied):
             with pytest.raises(FileNotFoundError, match=message):
-                each[index]
+                dataset[index]
 
 
 def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: ModuleType, tmp_path: Path) -> None:
-    sizes = []
+    stream_bytes = []
     for count in (10, 2000):
         rows = write_rows(make_rows(hf, count), tmp_path / f"{count:04}.arrow", batch=5).select(range(3, count - 3))
         stream, buffers = pickled(gl.wrap(rows))
-        sizes.append(len(stream))
+        stream_bytes.append(len(stream))
         assert buffers == []
-    assert sizes[1] - sizes[0] < 20
-    assert sizes[1] < 6000
+    few_rows, many_rows = stream_bytes
+    assert many_rows - few_rows < 20
+    assert many_rows < 6000
 
 
 def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -> None:
     rows = make_rows(hf, 1000)
-    for part in (rows, rows.select(range(500, 510))):
-        stream, buffers = pickled(gl.wrap(part))
+    for selection in (rows, rows.select(range(500, 510))):
+        stream, buffers = pickled(gl.wrap(selection))
         assert len(stream) < 8000
-        assert sum(buffer.raw().nbytes for buffer in buffers) < len(part) * 2200
-        assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(part)[3])
+        assert sum(buffer.raw().nbytes for buffer in buffers) < len(selection) * 2200  # little more than an image
+        assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(selection)[3])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Path, where: str) -> None:
+def test_unpickled_rows_are_read_with_only_pyarrow(hf: ModuleType, tmp_path: Path, where: str) -> None:
     rows = make_rows(hf, **{dtype: (hf.Value(dtype), values[0]) for dtype, values in VALUES.items()})
     rows = rows if where == "memory" else write_rows(rows, tmp_path / "rows.arrow")
     (tmp_path / "wrapped").write_bytes(pickle.dumps(gl.wrap(rows.shuffle(seed=1))))
@@ -279,7 +280,7 @@ def test_unpickled_rows_are_read_with_pyarrow_alone(hf: ModuleType, tmp_path: Pa
 @pytest.mark.processes
 @lacking.needs("pyarrow")
 def test_mapped_table_opens_a_compressed_file_without_threads(tmp_path: Path) -> None:
-    """Workers are forked from the process that opens it."""
+    """Workers are forked from the process that opens the file, and threads do not survive a fork."""
     code = f"""
 from gpuload.datasets.arrow_rows import MappedTable
 from gpuload.datasets.file_id import FileId
@@ -297,14 +298,14 @@ print(threads())
 
 @pytest.mark.fresh
 @pytest.mark.processes
-def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: Path) -> None:
+def test_loader_workers_read_rows_with_only_pyarrow(hf: ModuleType, tmp_path: Path) -> None:
     rows = gl.wrap(write_rows(make_rows(hf), tmp_path / "rows.arrow").remove_columns(["corners", "caption"]))
 
-    def with_imports(index: int) -> dict[str, Any]:
+    def add_imports(index: int) -> dict[str, Any]:
         return rows[index] | {name: name in sys.modules for name in ("pyarrow", "datasets", "torch", "pandas")}
 
     options: dict[str, Any] = {"batch_size": 6, "transforms": [T.CenterCrop(16)]}
-    batches = gpuload_batches(MapDataset(with_imports, len(rows)), num_workers=2, **options)
+    batches = gpuload_batches(MapDataset(add_imports, len(rows)), num_workers=2, **options)
     for batch, expected in zip(batches, gpuload_batches(rows, **options), strict=True):
         assert batch["image"].equal(expected["image"])
         assert batch["label"].equal(expected["label"])
@@ -312,29 +313,29 @@ def test_loader_workers_read_rows_with_pyarrow_alone(hf: ModuleType, tmp_path: P
         assert not (batch["datasets"] | batch["torch"] | batch["pandas"]).any()
 
 
-CHANGES: dict[str, Callable[[Any, Path], Any]] = {
+FILE_CHANGES: dict[str, Callable[[Any, Path], Any]] = {
     "replaced": lambda rows, path: write_rows(rows.map(lambda row: {"label": 1 - row["label"]}), path),
     "deleted": lambda rows, path: path.unlink(),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", FILE_CHANGES)
 def test_rows_of_a_replaced_or_deleted_file_are_pickled_entirely(hf: ModuleType, tmp_path: Path, change: str) -> None:
     path = tmp_path / "rows.arrow"
     disk = write_rows(make_rows(hf), path)
-    both = hf.concatenate_datasets([disk.select(range(2, 6)), make_rows(hf, 3)])
-    CHANGES[change](make_rows(hf), path)
-    for rows in (disk, disk.shuffle(seed=1), both):
-        copied = assert_same(rows)
+    concatenated = hf.concatenate_datasets([disk.select(range(2, 6)), make_rows(hf, 3)])
+    FILE_CHANGES[change](make_rows(hf), path)
+    for rows in (disk, disk.shuffle(seed=1), concatenated):
+        copied = assert_equal_copy(rows)
         assert with_types(copied.dataset[3]) == with_types(gl.wrap(rows).dataset[3])
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", FILE_CHANGES)
 @pytest.mark.processes
 def test_loader_workers_read_rows_of_a_replaced_or_deleted_file(hf: ModuleType, tmp_path: Path, change: str) -> None:
     path = tmp_path / "rows.arrow"
     rows = write_rows(make_rows(hf), path)
-    CHANGES[change](make_rows(hf), path)
+    FILE_CHANGES[change](make_rows(hf), path)
     for dataset in (gl.wrap(rows), rows.select_columns(["label"]).with_format("numpy")):
         loaders = [gl.Loader(dataset, 4, num_workers=workers, device="cpu", collate_fn=list) for workers in (0, 2)]
         here, in_workers = ([int(row["label"]) for batch in loader for row in batch] for loader in loaders)
@@ -344,7 +345,7 @@ def test_loader_workers_read_rows_of_a_replaced_or_deleted_file(hf: ModuleType, 
 def test_unpickling_rows_whose_file_was_replaced_is_refused(hf: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "rows.arrow"
     stream = pickle.dumps(gl.wrap(write_rows(make_rows(hf), path)))
-    CHANGES["replaced"](make_rows(hf), path)
+    FILE_CHANGES["replaced"](make_rows(hf), path)
     with pytest.raises(gl.DecodeError, match=r"rows.arrow': it was replaced by another file after the dataset was"):
         pickle.loads(stream)
 
@@ -355,7 +356,7 @@ def test_unpickled_rows_have_their_dataset_on_access(hf: ModuleType, tmp_path: P
         wrapped = gl.wrap(rows)
         copied = pickle_and_unpickle(pickle_and_unpickle(wrapped))
         assert copied.column_names == wrapped.column_names
-        assert not reads_by_datasets(copied)
+        assert not is_read_by_datasets(copied)
         assert copied.features == wrapped.features
         assert copied.dataset._fingerprint == wrapped.dataset._fingerprint
         assert copied.dataset[3] == wrapped.dataset[3]
@@ -382,18 +383,18 @@ def test_copied_rows_share_the_table(hf: ModuleType) -> None:
 def test_rows_with_nanoseconds_or_zones_need_datasets(
     hf: ModuleType, logged: Callable[[], list[str]], dtype: str
 ) -> None:
-    assert_same(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), portable=False)
+    assert_equal_copy(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), with_pyarrow_alone=False)
     assert logged() == [f"{NEED_DATASETS}column 'when' is Value({dtype!r})"]
 
 
-def test_rows_with_other_columns_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
+def test_rows_with_special_types_need_datasets(hf: ModuleType, tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     matrix = np.zeros((2, 2), np.float32).tolist()
     rows = make_rows(hf, depth=(hf.Array2D((2, 2), "float32"), matrix), words=(hf.Translation(["de"]), {"de": "Bild"}))
-    assert_same(rows, portable=False)
-    assert_same(rows.remove_columns("depth"), portable=False)
+    assert_equal_copy(rows, with_pyarrow_alone=False)
+    assert_equal_copy(rows.remove_columns("depth"), with_pyarrow_alone=False)
     disk = write_rows(rows, tmp_path / "rows.arrow")
-    assert_same(disk.with_format(None, columns=["image", "label"]))
-    assert_same(rows.with_format(None, columns=["image", "label"]), portable=False)
+    assert_equal_copy(disk.with_format(None, columns=["image", "label"]))
+    assert_equal_copy(rows.with_format(None, columns=["image", "label"]), with_pyarrow_alone=False)
     reasons = "column 'depth' is ", "column 'words' is Translation(", "column 'depth' is stored as extension<"
     for message, reason in zip(logged(), reasons, strict=True):
         assert message.startswith(NEED_DATASETS + reason)
@@ -406,9 +407,9 @@ def test_rows_that_were_cast_or_flattened_need_datasets(
     image.write_bytes(IMAGE["bytes"])
     columns = {"path": (hf.Value("string"), str(image)), "deep": ({"x": hf.Value("int8")}, {"x": 1})}
     rows = write_rows(make_rows(hf, **columns), tmp_path / "rows.arrow")
-    assert_same(rows.cast_column("path", hf.Image()), portable=False)
+    assert_equal_copy(rows.cast_column("path", hf.Image()), with_pyarrow_alone=False)
     assert rows.flatten().column_names == ["image", "label", "caption", "corners", "path", "deep.x"]
-    assert_same(rows.flatten(), portable=False)
+    assert_equal_copy(rows.flatten(), with_pyarrow_alone=False)
     reasons = ["column 'path' is string in its file, but was cast", "its table was changed by flatten()"]
     assert logged() == [NEED_DATASETS + reason for reason in reasons]
 
@@ -416,5 +417,5 @@ def test_rows_that_were_cast_or_flattened_need_datasets(
 def test_rows_with_a_format_set_later_need_datasets(hf: ModuleType, logged: Callable[[], list[str]]) -> None:
     wrapped = gl.wrap(make_rows(hf))
     wrapped.dataset.set_format("numpy", columns=["label"])
-    assert reads_by_datasets(pickle_and_unpickle(wrapped))
+    assert is_read_by_datasets(pickle_and_unpickle(wrapped))
     assert logged() == [f"{NEED_DATASETS}it has the format 'numpy'"]

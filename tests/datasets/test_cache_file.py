@@ -35,9 +35,8 @@ def get(cache: Entries, number: int) -> bytes | None:
 
 @pytest.fixture
 def read_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of bytes that were read."""
     sizes, pread = [], os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: sizes.append(nbytes) or pread(fd, nbytes, at))
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, offset: sizes.append(nbytes) or pread(fd, nbytes, offset))
     return sizes
 
 
@@ -46,7 +45,7 @@ def disk_bytes(cache: Entries) -> int:
     return os.fstat(cache._fd).st_blocks * 512 - cache._location.data_at
 
 
-def size_of(cache: Entries) -> tuple[int, int]:
+def entries_and_bytes(cache: Entries) -> tuple[int, int]:
     """Return the number of entries and their bytes."""
     totals = cache.totals()
     return totals["entries"], totals["bytes_used"]
@@ -82,39 +81,41 @@ def test_put_evicts_the_least_recently_used_and_obeys_the_limit() -> None:
 
 def test_get_of_a_damaged_entry_returns_none() -> None:
     cache = make_entries()
-    for location in (0, 16, 24, 32, 40, 4000, 5030):
+    for byte in (0, 16, 24, 32, 40, 4000, 5030):  # in each field of the header, and in the content
         cache.put(5, content(5))
         page = int(cache._words[5]) >> 24
-        at = cache._location.data_at + page * PAGE + location
-        os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, at)[0] ^ 1]), at)
-        assert get(cache, 5) is None, location
+        offset = cache._location.data_at + page * PAGE + byte
+        os.pwrite(cache._fd, bytes([os.pread(cache._fd, 1, offset)[0] ^ 1]), offset)
+        assert get(cache, 5) is None, byte
         assert cache.totals()["entries"] == 0
 
 
+# A word of the table is the entry's first page × 2**24 + its number of pages.
 @pytest.mark.parametrize("word", [1 << 24 | (1 << 24) - 1, (1 << 40) - 1 << 24 | 2, 7 << 24, 2 << 24 | 1])
-def test_get_with_a_damaged_table_reads_little_and_keeps_other_entries(word: int, read_sizes: list[int]) -> None:
+def test_get_with_a_damaged_table_reads_little_and_keeps_valid_entries(word: int, read_sizes: list[int]) -> None:
     cache = make_entries(limit=1 << 50, stored=10)
     cache._words[5] = word
     read_sizes.clear()
     assert get(cache, 5) is None
     assert max(read_sizes, default=0) < 2 * PAGE
     assert [get(cache, number) for number in range(10)] == [(n != 5 and content(n)) or None for n in range(10)]
-    assert (*size_of(cache), disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
+    assert (*entries_and_bytes(cache), disk_bytes(cache)) == (9, 18 * PAGE, 18 * PAGE)
 
 
-@pytest.mark.parametrize("rebooted", [True, False])
+@pytest.mark.parametrize("has_rebooted", [True, False])
 def test_first_process_after_a_reboot_frees_lost_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_rebooted: bool
 ) -> None:
-    """After a crash of the machine, half of an entry may be on the disk."""
+    """After a crash of the machine, the disk may hold an entry only in part."""
     cache = make_entries(folder=str(tmp_path), stored=4)
     cache._words[2] = 0
     del cache
-    if rebooted:
+    if has_rebooted:
         monkeypatch.setattr(cache_file_module, "_boot_id", lambda: 5)
     cache = make_entries(folder=str(tmp_path))
-    assert size_of(cache) == ((3, 6 * PAGE) if rebooted else (4, 8 * PAGE)), "the table is read only after a reboot"
-    assert disk_bytes(cache) <= size_of(cache)[1] + PAGE
+    expected = (3, 6 * PAGE) if has_rebooted else (4, 8 * PAGE)  # the table is read only after a reboot
+    assert entries_and_bytes(cache) == expected
+    assert disk_bytes(cache) <= entries_and_bytes(cache)[1] + PAGE
     assert get(cache, 3) == content(3)
 
 
@@ -127,18 +128,18 @@ def test_drop_keeps_an_entry_that_was_put_again() -> None:
     assert get(cache, 3) is None
 
 
-@pytest.mark.parametrize("happens", ["a machine stops", "an entry is evicted"])
-def test_totals_ignore_a_damaged_table_beyond_the_file(happens: str) -> None:
+@pytest.mark.parametrize("event", ["a machine stops", "an entry is evicted"])
+def test_totals_ignore_a_damaged_table_beyond_the_file(event: str) -> None:
     cache = make_entries(400, stored=100)
     cache._words[50:60] = np.uint64((1 << 40) - 1 << 24 | 2)
     cache._words[60:70] = np.uint64((1 << 24) - 1)
-    if happens == "a machine stops":
+    if event == "a machine stops":
         cache._head.dirty = 1
-        assert size_of(cache) == (80, 160 * PAGE)
+        assert entries_and_bytes(cache) == (80, 160 * PAGE)
         assert disk_bytes(cache) <= 160 * PAGE
     for number in range(100, 400):
         cache.put(number, content(number))
-    entries, bytes_used = size_of(cache)
+    entries, bytes_used = entries_and_bytes(cache)
     assert bytes_used == entries * 2 * PAGE <= MIB
     assert get(cache, 399) == content(399)
 
@@ -185,9 +186,9 @@ def test_bytes_allowed_follow_the_hit_rate() -> None:
     assert cache.totals()["bytes_allowed"] == limit // 16
     read(range(fit), 100)  # which needs more than a 16th of the limit
     assert cache.totals()["bytes_allowed"] == limit
-    before = cache.totals()["hits"]
+    hits_before = cache.totals()["hits"]
     read(range(fit), 1)
-    assert cache.totals()["hits"] - before == fit
+    assert cache.totals()["hits"] - hits_before == fit
 
 
 def test_bytes_allowed_stay_at_the_limit_if_all_samples_fit() -> None:
@@ -204,21 +205,21 @@ def test_put_on_a_full_disk_shrinks_the_cache(monkeypatch: pytest.MonkeyPatch) -
     cache = make_entries(stored=2)
     write = cache_file_module._write
 
-    def full(fd: int, data: bytes, offset: int) -> None:
+    def write_half(fd: int, data: bytes, offset: int) -> None:
         write(fd, data[:4096], offset)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_file_module, "_write", full)
+    monkeypatch.setattr(cache_file_module, "_write", write_half)
     cache.put(3, content(3))
-    assert (*size_of(cache), disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
+    assert (*entries_and_bytes(cache), disk_bytes(cache)) == (2, 4 * PAGE, 4 * PAGE)
     assert cache.totals()["bytes_allowed"] < 4 * PAGE
     monkeypatch.undo()
     cache.put(3, content(3))
     assert get(cache, 3) is not None
-    assert get(cache, 0) is None, "evicted to make room"
+    assert get(cache, 0) is None, "sample 0 must have been evicted to make room"
 
 
-PROGRAM = """
+KILLED_PUT = """
     import os, signal, sys
     from gpuload.datasets import cache_file as module
     from gpuload.datasets.cache_file import CacheLocation
@@ -242,11 +243,11 @@ PROGRAM = """
 @pytest.mark.parametrize("when", ["half-written", "written", "evicting"])
 def test_process_killed_during_put_leaves_no_entry_and_no_lock(when: str, tmp_path: Path) -> None:
     cache = make_entries(folder=str(tmp_path), stored=10)
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), when], timeout=60)
-    assert process.returncode == -9
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED_PUT), str(tmp_path), when], timeout=60)
+    assert process.returncode == -9  # SIGKILL
     cache.put(60, content(60))  # the lock is free
     expected = 10 if when == "evicting" else 11
-    assert size_of(cache) == (expected, expected * 2 * PAGE)
+    assert entries_and_bytes(cache) == (expected, expected * 2 * PAGE)
     assert disk_bytes(cache) <= expected * 2 * PAGE + PAGE  # a file system needs a block for its own list
     assert get(cache, 50) is None
     for number in range(10):

@@ -38,8 +38,6 @@ SETTLED_S = cached_module.SETTLED_NS / 1e9
 
 
 class RecordingDataset(Held):
-    """A dataset that records the indices of each request."""
-
     def __init__(self) -> None:
         super().__init__(jpegs(), LABELS)
         self.requests: list[list[int]] = []
@@ -62,12 +60,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
     inner = RecordingDataset()
     dataset = Cached(inner, LIMIT)
-    first = dataset.__getitems__([3, 1, 3, -1])
+    samples = dataset.__getitems__([3, 1, 3, -1])
     assert inner.requests == [[3, 1, 11]]
-    assert dataset.__getitems__([1, 2, 11]) == [first[1], inner[2], first[3]]
+    assert dataset.__getitems__([1, 2, 11]) == [samples[1], inner[2], samples[3]]
     assert inner.requests == [[3, 1, 11], [2]]
     assert dataset[2] == inner[2]
     statistics = dataset.statistics()
+    # Samples 3, 1, 11 and 2 were missing; 1, 11 and 2 were hits later.
     assert (statistics.hits, statistics.misses, statistics.entries, statistics.hit_rate) == (3, 4, 4, 3 / 7)
     assert (statistics.bytes_allowed, statistics.bytes_limit) == (LIMIT, LIMIT)
     with pytest.raises(AttributeError):
@@ -76,7 +75,7 @@ def test_cached_reads_missing_samples_at_once_and_only_once() -> None:
         dataset[12]
 
 
-def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
+def batches_of_epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
     steps = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
     return gpuload_batches(dataset, 5, shuffle=True, transforms=steps, num_workers=workers, epochs=count)
 
@@ -85,15 +84,15 @@ def epochs(dataset: Any, workers: int, count: int = 2) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_cached_is_shared_by_workers_and_loaders_with_equal_batches(where: str, folder: Path) -> None:
-    plain = gl.ImageFolder(folder)
-    expected = epochs(plain, 0)
+    image_folder = gl.ImageFolder(folder)
+    expected = batches_of_epochs(image_folder, 0)
     time.sleep(SETTLED_S)  # workers have the original SETTLED_NS, which the fixture changed here
-    dataset = Cached(plain, LIMIT, where=where, **({"path": folder.parent / "cache"} if where == "disk" else {}))
-    assert equal(epochs(dataset, 2), expected)
+    dataset = Cached(image_folder, LIMIT, where=where, **({"path": folder.parent / "cache"} if where == "disk" else {}))
+    assert equal(batches_of_epochs(dataset, 2), expected)
     statistics = dataset.statistics()
     assert (statistics.hits, statistics.misses, statistics.entries) == (COUNT, COUNT, COUNT)
-    assert equal(epochs(dataset, 0), expected)
-    assert dataset.statistics().hits == 3 * COUNT
+    assert equal(batches_of_epochs(dataset, 0), expected)
+    assert dataset.statistics().hits == 3 * COUNT  # in each epoch but the first
 
 
 @pytest.mark.processes
@@ -101,16 +100,16 @@ def test_cached_is_shared_by_workers_and_loaders_with_equal_batches(where: str, 
 def test_cached_survives_a_killed_worker(tmp_path: Path) -> None:
     class KillsItsWorker(Held):
         def __getitem__(self, index: int) -> Any:
-            if index == 5 and not os.path.exists(mark):
-                Path(mark).touch()
+            if index == 5 and not os.path.exists(killed_path):
+                Path(killed_path).touch()
                 os.kill(os.getpid(), 9)
             return super().__getitem__(index)
 
-    mark = str(tmp_path / "killed")
+    killed_path = str(tmp_path / "killed")
     dataset = Cached(KillsItsWorker(jpegs(), LABELS), LIMIT)
-    batches = epochs(dataset, 1)
-    assert os.path.exists(mark)
-    assert equal(batches, epochs(Held(jpegs(), LABELS), 0))
+    batches = batches_of_epochs(dataset, 1)
+    assert os.path.exists(killed_path)
+    assert equal(batches, batches_of_epochs(Held(jpegs(), LABELS), 0))
     assert dataset.statistics().entries == COUNT
 
 
@@ -121,23 +120,24 @@ def test_cached_unpickled_copy_begins_empty_and_closes_its_descriptors() -> None
     assert copy._location.fd != dataset._location.fd
     assert copy[1] == dataset[1]
     assert (copy.statistics().hits, copy.statistics().misses) == (0, 1)
-    memory = os.fstat(copy._location.fd)
-    assert open_of(memory) == 3  # of the dataset, of its copy, and of the mapping
+    memory_file = os.fstat(copy._location.fd)
+    assert open_of(memory_file) == 3  # of the dataset, of its copy, and of the mapping
     del copy
-    assert open_of(memory) == 0
+    assert open_of(memory_file) == 0
 
 
 def test_cached_reads_a_changed_file_again(folder: Path) -> None:
     dataset = Cached(gl.ImageFolder(folder), LIMIT)
-    old = [dataset[0], dataset[0]][1][0]
+    dataset[0]
+    old_image, _ = dataset[0]
     path = Path(dataset.paths[0])
     os.utime(path, (1, 1))  # the bytes are the same, which Cached cannot know
-    assert dataset[0][0].data == old.data
+    assert dataset[0][0].data == old_image.data
     assert dataset.statistics().hits == 1
-    other = path.with_name("new")
-    other.write_bytes(jpegs()[5])
-    os.replace(other, path)
-    assert dataset[0][0].data == jpegs()[5] != old.data
+    new_path = path.with_name("new")
+    new_path.write_bytes(jpegs()[5])
+    os.replace(new_path, path)
+    assert dataset[0][0].data == jpegs()[5] != old_image.data
     assert dataset[0][0].data == jpegs()[5]
     assert dataset.statistics().hits == 2
 
@@ -150,7 +150,7 @@ def test_cached_does_not_store_a_recently_changed_file(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_cached_on_disk_serves_the_next_process_but_no_other_dataset(folder: Path) -> None:
+def test_cached_on_disk_is_reused_by_the_next_process_unless_the_dataset_changed(folder: Path) -> None:
     program = """
         import sys, gpuload as gl
         from gpuload.datasets import cached as module
@@ -165,12 +165,12 @@ def test_cached_on_disk_serves_the_next_process_but_no_other_dataset(folder: Pat
 
     assert run() == "0 12 False"
     assert run() == "12 12 False"
-    os.unlink(next(folder.rglob("*.jpg")))  # which makes another dataset
+    os.unlink(next(folder.rglob("*.jpg")))  # which changes the dataset
     assert run() == "0 11 False"
     assert sorted(os.listdir(folder.parent / "cache")) == ["in-use", "samples.gpuload-cache"]
 
 
-def test_cached_folder_is_shared_by_ranks_but_not_by_other_versions_or_limits(tmp_path: Path) -> None:
+def test_cached_folder_is_shared_only_with_the_same_version_and_limit(tmp_path: Path) -> None:
     options: dict[str, Any] = {"where": "disk", "path": tmp_path / "cache"}
     first = Cached(RecordingDataset(), LIMIT, version="1", **options)
     second = Cached(RecordingDataset(), LIMIT, version="1", **options)
@@ -207,16 +207,16 @@ def test_cached_drops_a_sample_that_cannot_be_decoded_and_names_the_cache(worker
     class RepairedLater(Held):
         def __getitem__(self, index: int) -> Any:
             image, label = super().__getitem__(index)
-            return gl.Encoded(b"BM" + bytes(100)) if index == 5 and not os.path.exists(mark) else image, label
+            return gl.Encoded(b"BM" + bytes(100)) if index == 5 and not os.path.exists(repaired_path) else image, label
 
-    mark = str(tmp_path / "repaired")
+    repaired_path = str(tmp_path / "repaired")
     inner = Cached(RepairedLater(jpegs(), LABELS), LIMIT)
     dataset = Cached(inner, LIMIT, where="disk", path=tmp_path / "cache", version="1")
     message = f"; it was dropped from the cache in '{tmp_path}/cache' and the cache in memory, and will be read again"
     with gl.Loader(dataset, 4, num_workers=workers, device="cpu", on_error="skip", transforms=STEPS) as loader:
         with pytest.warns(RuntimeWarning, match=message):
             assert sum(len(labels) for _, labels in loader) == COUNT - 1
-        Path(mark).touch()
+        Path(repaired_path).touch()
         for _ in range(2):
             assert sum(len(labels) for _, labels in loader) == COUNT
     assert [dataset.statistics().entries, inner.statistics().entries] == [COUNT, COUNT]
@@ -261,38 +261,38 @@ def array_store(path: Path, images: list[bytes]) -> Any:
 STORES = {"lmdb": lmdb_store, "hdf5": hdf5_store, "parquet": parquet_store, "tar": tar_store, "array": array_store}
 
 
-@matrix(store=STORES, inside=["alone", "joined", "cached", "view"], strength=1)
-def test_cached_reads_a_rewritten_store_again(store: str, inside: str, tmp_path: Path) -> None:
+@matrix(store=STORES, wrapper=["alone", "joined", "cached", "view"], strength=1)
+def test_cached_reads_a_rewritten_store_again(store: str, wrapper: str, tmp_path: Path) -> None:
     wrap = {
         "alone": lambda store: store,
         "joined": lambda store: store + store,
         "cached": lambda store: Cached(store, LIMIT),
         "view": lambda store: torch.utils.data.Subset(store, range(len(store))),
-    }[inside]
-    images, packed, hits = jpegs(), [], []
-    for order in (1, 1, -1):
+    }[wrapper]
+    images, packed_samples, hits = jpegs(), [], []
+    for step in (1, 1, -1):
         path = tmp_path / "store"
-        if order == -1 or not packed:
+        if step == -1 or not packed_samples:
             for file in tmp_path.glob("store*"):
                 file.unlink()
-            make = STORES[store](path, images[:4:2][::order])
+            make = STORES[store](path, images[:4:2][::step])
         dataset = Cached(wrap(make()), LIMIT, where="disk", path=tmp_path / "cache")
-        packed.append([pack(sample)[-500:] for sample in dataset.__getitems__(range(2))])
+        packed_samples.append([pack(sample)[-500:] for sample in dataset.__getitems__(range(2))])
         hits.append(dataset.statistics().hits)
         del dataset
-    assert hits == [0, 2, 0]
-    assert packed[0] == packed[1] == packed[2][::-1] != packed[2]
+    assert hits == [0, 2, 0]  # the third dataset reads the store with its two images exchanged
+    assert packed_samples[0] == packed_samples[1] == packed_samples[2][::-1] != packed_samples[2]
 
 
 def test_cached_forwards_the_attributes_of_its_dataset(folder: Path) -> None:
-    plain = gl.ImageFolder(folder)
-    dataset = Cached(plain, LIMIT)
+    image_folder = gl.ImageFolder(folder)
+    dataset = Cached(image_folder, LIMIT)
     assert (len(dataset), dataset.classes, dataset.blocks()) == (COUNT, ["0", "1", "2"], None)
     assert (is_deterministic(dataset), uses_getitems(dataset)) == (True, True)
     user_dataset = Held(jpegs(), LABELS)
     assert (is_deterministic(Cached(user_dataset, LIMIT)), uses_getitems(Cached(user_dataset, LIMIT))) == (False, False)
     assert len(dataset + dataset) == 2 * COUNT
-    assert repr(dataset) == f"Cached({plain!r}, bytes_limit=4194304, where='memory')"
+    assert repr(dataset) == f"Cached({image_folder!r}, bytes_limit=4194304, where='memory')"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dataset.nothing
 
@@ -340,7 +340,7 @@ def test_cached_is_shared_with_a_fork() -> None:
     assert dataset.statistics().hits == 1
 
 
-LEAVES = (
+VALUES = (
     st.none()
     | st.booleans()
     | st.integers()
@@ -350,7 +350,7 @@ LEAVES = (
     | st.builds(gl.Encoded, st.binary(), st.sampled_from(["RGB", "L", "unchanged"]), st.none() | st.text())
 )
 SAMPLES = st.recursive(
-    LEAVES,
+    VALUES,
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
 )
 
@@ -365,7 +365,7 @@ def pack_and_unpack(sample: Any) -> Any:
 def test_unpack_inverts_pack_with_types_and_order_of_keys(sample: Any) -> None:
     unpacked = pack_and_unpack(sample)
     assert unpacked == sample
-    assert repr(unpacked) == repr(sample)  # types and the order of keys too
+    assert repr(unpacked) == repr(sample), "types or the order of keys differ"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ class Unsupported:
 
 
 @pytest.mark.parametrize(
-    ("sample", "place"),
+    ("sample", "location"),
     [
         ((1, {"x": Unsupported()}), f"[1]['x'] of the sample is a {__name__}.Unsupported"),
         ([np.array([None])], "[0] of the sample is a numpy.ndarray"),
@@ -428,8 +428,8 @@ class Unsupported:
     ],
     ids=["class", "objects", "gradient", "sparse", "conjugate", "negative", "parameter"],
 )
-def test_cached_names_values_that_it_cannot_store(sample: Any, place: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(f"{place}, which gpuload.Cached cannot store; expected")):
+def test_cached_names_a_value_that_it_cannot_store(sample: Any, location: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{location}, which gpuload.Cached cannot store; expected")):
         Cached([sample], LIMIT)[0]
 
 
@@ -440,7 +440,7 @@ def test_cached_names_a_key_that_it_cannot_store() -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": [None]}, [1], "x", 3, 0.5, None])
-def test_unpacked_metadata_are_metadata(value: Any) -> None:
+def test_unpacked_metadata_keep_value_and_type(value: Any) -> None:
     unpacked = unpack(memoryview(pack((1, as_meta(value)))))[1]
     assert unpacked == value
     assert type(unpacked) is type(as_meta(value))
@@ -449,7 +449,7 @@ def test_unpacked_metadata_are_metadata(value: Any) -> None:
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(st.binary(max_size=60), SAMPLES)
-def test_unpack_of_other_bytes_raises_value_error_at_most(junk: bytes, sample: Any) -> None:
+def test_unpack_of_damaged_bytes_raises_nothing_but_value_error(junk: bytes, sample: Any) -> None:
     packed = pack(sample)
     for data in (junk, packed[:-1], packed + b"x", packed[: len(packed) // 2] + junk):
         try:
@@ -467,6 +467,6 @@ def test_unpack_of_other_bytes_raises_value_error_at_most(junk: bytes, sample: A
     ],
 )
 def test_unpack_refuses_invalid_descriptions(description: Any) -> None:
-    head = json.dumps([description, [8]]).encode()
+    header = json.dumps([description, [8]]).encode()
     with pytest.raises(ValueError, match="not a packed sample"):
-        unpack(memoryview(len(head).to_bytes(4, "little") + head + bytes(8)))
+        unpack(memoryview(len(header).to_bytes(4, "little") + header + bytes(8)))

@@ -10,7 +10,7 @@ from helpers.patterns import exactly
 
 from gpuload.datasets.classes import class_names
 
-EXPECTED = (
+CLASSES_ERROR = (
     "classes must be the names of the classes in the order of their labels, as a list, a class_to_idx, or a dataset "
     "that has classes, such as the train split, got "
 )
@@ -48,20 +48,20 @@ def test_class_names_copies_the_list_of_a_dataset() -> None:
 @pytest.mark.parametrize(
     ("classes", "error", "message"),
     [
-        ("ant", TypeError, f"{EXPECTED}'ant'"),
-        ({"ant", "bee"} - {"bee"}, TypeError, f"{EXPECTED}{{'ant'}}"),
-        ({}, ValueError, f"{EXPECTED}no names"),
+        ("ant", TypeError, f"{CLASSES_ERROR}'ant'"),
+        ({"ant", "bee"} - {"bee"}, TypeError, f"{CLASSES_ERROR}{{'ant'}}"),
+        ({}, ValueError, f"{CLASSES_ERROR}no names"),
         (
             {"ant": 1, "bee": 2},
             ValueError,
             "classes={'ant': 1, 'bee': 2} must have the labels 0 … 1, each once, as a class_to_idx of torchvision has; "
             "for other labels, pass a list of names, and change the labels with .map()",
         ),
-        (10, TypeError, f"{EXPECTED}10"),
-        (["ant", 3], TypeError, f"{EXPECTED}a list that contains 3"),
-        (Split([("tench", "Tinca")]), TypeError, f"{EXPECTED}a list that contains ('tench', 'Tinca')"),
-        (Subset(), TypeError, f"{EXPECTED}Subset(); pass the dataset inside it"),
-        ([], ValueError, f"{EXPECTED}no names"),
+        (10, TypeError, f"{CLASSES_ERROR}10"),
+        (["ant", 3], TypeError, f"{CLASSES_ERROR}a list that contains 3"),
+        (Split([("tench", "Tinca")]), TypeError, f"{CLASSES_ERROR}a list that contains ('tench', 'Tinca')"),
+        (Subset(), TypeError, f"{CLASSES_ERROR}Subset(); pass the dataset inside it"),
+        ([], ValueError, f"{CLASSES_ERROR}no names"),
         (["ant", "bee", "ant"], ValueError, "classes contains 'ant' twice; names must be unique"),
         (
             Split(None),
@@ -71,6 +71,6 @@ def test_class_names_copies_the_list_of_a_dataset() -> None:
         ),
     ],
 )
-def test_class_names_refuses_other_values(classes: Any, error: type[Exception], message: str) -> None:
+def test_class_names_refuses_invalid_values(classes: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=exactly(message)):
         class_names(classes)

@@ -39,22 +39,27 @@ def square_polygon(left: float, top: float, side: float) -> list[float]:
     return [left, top, left + side, top, left + side, top + side, left, top + side]
 
 
+def target_at(dataset: Any, index: int) -> Any:
+    _, target = dataset[index]
+    return target
+
+
 def run_lengths(height: int, width: int) -> list[int]:
     """Return the uncompressed run lengths of columns 2 and 3."""
     return [2 * height, 2 * height, (width - 4) * height]
 
 
 def make_annotations() -> list[dict]:
-    """Make six objects, with one or two polygons, or run lengths as a list or a string; each second has keypoints."""
+    """Make six objects, with one or two polygons, or run lengths as a list or a string; every second has keypoints."""
     from pycocotools import mask
 
     height, width = SIZES[8]
-    text = mask.frPyObjects({"counts": run_lengths(height, width), "size": [height, width]}, height, width)
+    packed_runs = mask.frPyObjects({"counts": run_lengths(height, width), "size": [height, width]}, height, width)
     segmentations: list[tuple[int, Any]] = [
         (3, [square_polygon(2.5, 3, 9)]),
         (3, [square_polygon(1, 1, 4), square_polygon(12.25, 8, 7)]),
         (8, {"counts": run_lengths(height, width), "size": [height, width]}),
-        (8, {"counts": text["counts"].decode(), "size": [height, width]}),
+        (8, {"counts": packed_runs["counts"].decode(), "size": [height, width]}),
         (8, [square_polygon(4, 4, 3.75)]),
         (11, [square_polygon(0, 0, 12)]),
     ]
@@ -80,8 +85,8 @@ MakeCoco = Callable[..., Coco]
 
 @pytest.fixture
 def make_detection(tmp_path: Path) -> Make:
-    """A function that makes a CocoDetection, or another class of torchvision, of an annotation file. `change` changes
-    its annotations; `images` replaces its images."""
+    """A function that makes a CocoDetection, or a dataset of class `kind`, from an annotation file. `change` is called
+    with the annotations before they are written; `images` replaces the images."""
     names = {key: f"sub/{key}.jpg" if key == 11 else f"{key}.jpg" for key in IDS}
     (tmp_path / "sub").mkdir()
     for key, size in SIZES.items():
@@ -108,17 +113,17 @@ def make_detection(tmp_path: Path) -> Make:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools, in torchvision's
 def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
-    theirs = make_detection()
+    detection = make_detection()
     keys = ("image_id", "boxes", "labels", "area", "iscrowd", "masks")
-    oracle = torchvision().datasets.wrap_dataset_for_transforms_v2(theirs, target_keys=keys)
-    wrapped = gl.wrap(theirs)
+    torchvision_samples = torchvision().datasets.wrap_dataset_for_transforms_v2(detection, target_keys=keys)
+    wrapped = gl.wrap(detection)
     assert len(wrapped) == len(IDS)
     for index, key in enumerate(IDS):
-        (image, target), (_, expected) = wrapped[index], oracle[index]
+        (image, target), (_, expected) = wrapped[index], torchvision_samples[index]
         assert image.data == Path(image.source).read_bytes()
         assert target["image_id"] == expected["image_id"] == key
         assert target["boxes"].format == "xyxy"
-        if key == 5:  # torchvision gives this one neither boxes nor masks
+        if key == 5:  # without annotations, torchvision's target has neither boxes nor masks
             assert target["boxes"].array.shape == (0, 4)
             assert target["masks"].array.shape == (0, *SIZES[5])
             assert target["keypoints"].array.shape == (0, 3, 2)
@@ -131,8 +136,9 @@ def test_wrap_coco_targets_equal_torchvisions(make_detection: Make) -> None:
         assert target["iscrowd"].tolist() == expected["iscrowd"]
         dtypes = [target[name].dtype.name for name in ("labels", "area", "iscrowd", "visibility")]
         assert dtypes == ["int64", "float32", "int64", "int64"]
-    assert wrapped[0][1]["keypoints"].array.tolist() == [[[0, 0]] * 3, [[1, 2], [2, 3.5], [0, 0]]]
-    assert wrapped[0][1]["visibility"].tolist() == [[0, 0, 0], [2, 1, 0]]
+    target = target_at(wrapped, 0)
+    assert target["keypoints"].array.tolist() == [[[0, 0]] * 3, [[1, 2], [2, 3.5], [0, 0]]]
+    assert target["visibility"].tolist() == [[0, 0, 0], [2, 1, 0]]
 
 
 @pytest.mark.processes
@@ -146,8 +152,8 @@ def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detectio
     assert [tuple(target["masks"].shape) for target in targets] == [(n, 40, 60) for n in (2, 0, 3, 1)]
     assert [tuple(target["keypoints"].shape) for target in targets] == [(n, 3, 2) for n in (2, 0, 3, 1)]
     values = [value for target in targets for key, value in target.items() if key != "image_id"]
-    assert all(isinstance(value, torch.Tensor) for value in values)
-    # The square of the last image, 12 of 30 pixels wide, from the left border to the right one.
+    assert {type(value) for value in values} == {torch.Tensor}
+    # The last image's square covers the left 12 of 30 pixels: flipped and resized, the right 24 of 60.
     assert targets[3]["masks"][0].any(dim=0).tolist() == [False] * 36 + [True] * 24
 
 
@@ -155,34 +161,34 @@ def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detectio
 def test_wrap_coco_workers_import_no_torch_for_targets(make_detection: Make) -> None:
     wrapped = gl.wrap(Subset(make_detection(), range(4))).dataset
 
-    def with_imports(index: int) -> Any:
+    def add_imports(index: int) -> Any:
         image, target = wrapped[index]
         return image, {**target, "loaded": [name in sys.modules for name in ("torch", "torchvision", "pycocotools")]}
 
     transforms = [T.Resize((8, 8))]
-    [(_, targets)] = gpuload_batches(MapDataset(with_imports, 4), 4, num_workers=1, transforms=transforms)
+    [(_, targets)] = gpuload_batches(MapDataset(add_imports, 4), 4, num_workers=1, transforms=transforms)
     assert [target["loaded"] for target in targets] == [[False, False, True]] * 4
 
 
-def test_wrap_coco_annotations_select_the_targets(make_detection: Make) -> None:
-    theirs = make_detection()
-    targets = {name: set(gl.wrap(theirs, annotations=names)[0][1]) for name, names in
+def test_wrap_coco_argument_annotations_selects_the_targets(make_detection: Make) -> None:
+    detection = make_detection()
+    targets = {name: set(target_at(gl.wrap(detection, annotations=names), 0)) for name, names in
              {"all": None, "none": (), "masks": ("masks",), "points": ["keypoints"]}.items()}  # fmt: skip
-    always = {"image_id", "boxes", "labels", "area", "iscrowd"}
-    assert targets["none"] == always
-    assert targets["masks"] == always | {"masks"}
-    assert targets["points"] == always | {"keypoints", "visibility"}
+    default_fields = {"image_id", "boxes", "labels", "area", "iscrowd"}
+    assert targets["none"] == default_fields
+    assert targets["masks"] == default_fields | {"masks"}
+    assert targets["points"] == default_fields | {"keypoints", "visibility"}
     assert targets["all"] == targets["masks"] | targets["points"]
-    bare = make_detection(
+    unsegmented = make_detection(
         lambda annotations: [annotation.pop(name) for annotation in annotations for name in ("segmentation", "area")]
     )
-    assert set(gl.wrap(bare)[1][1]) == {"image_id", "boxes", "labels", "iscrowd", "keypoints", "visibility"}
+    assert set(target_at(gl.wrap(unsegmented), 1)) == targets["points"] - {"area"}
 
 
-def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(make_detection: Make) -> None:
-    theirs = make_detection()
-    [(_, annotations)] = gpuload_batches(gl.wrap(theirs, annotations="raw"), 4, transforms=[T.Resize((8, 8))])
-    assert (annotations, type(annotations[0])) == ([theirs._load_target(key) for key in IDS], list)
+def test_wrap_coco_keeps_raw_annotations_on_request_but_not_with_masks(make_detection: Make) -> None:
+    detection = make_detection()
+    [(_, annotations)] = gpuload_batches(gl.wrap(detection, annotations="raw"), 4, transforms=[T.Resize((8, 8))])
+    assert (annotations, type(annotations[0])) == ([detection._load_target(key) for key in IDS], list)
     message = (
         "annotations=('masks',) converts the annotations to targets, but the dataset's target_transform expects "
         "the raw annotations; remove one of the two"
@@ -192,41 +198,42 @@ def test_wrap_coco_keeps_raw_annotations_on_request_or_for_a_target_transform(ma
 
 
 @pytest.mark.parametrize(
-    ("area", "as_json"),
+    ("area", "is_json"),
     [
         *((2.5, True), (float("nan"), True), (np.float64(2.5), False), (np.float32(1), False)),
         *(((1, 2), False), ({1: 2}, False), (b"RLE", False)),
     ],
 )
-def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: Make, area: Any, as_json: bool) -> None:
-    theirs = make_detection()
-    theirs.coco.anns[100]["area"] = area  # as a user's own code may have
-    wrapped = gl.wrap(theirs, annotations="raw")
-    assert isinstance(wrapped.targets, JsonLists) == as_json
-    stored_area = pickle.loads(pickle.dumps(wrapped))[0][1][0]["area"]
+def test_wrap_coco_stores_annotations_as_json_if_types_survive(make_detection: Make, area: Any, is_json: bool) -> None:
+    detection = make_detection()
+    detection.coco.anns[100]["area"] = area  # as a user's own code may have
+    wrapped = gl.wrap(detection, annotations="raw")
+    assert isinstance(wrapped.targets, JsonLists) == is_json
+    stored_area = target_at(pickle.loads(pickle.dumps(wrapped)), 0)[0]["area"]
     assert (type(stored_area), repr(stored_area)) == (type(area), repr(area))
 
 
 def test_wrap_coco_without_crowds_drops_crowd_annotations(make_detection: Make) -> None:
-    theirs = make_detection()
-    assert gl.wrap(theirs)[2][1]["iscrowd"].tolist() == [1, 1, 0]
-    assert gl.wrap(theirs, crowds=False)[2][1]["labels"].tolist() == [2]
-    raw = gl.wrap(theirs, annotations="raw", crowds=False)
+    detection = make_detection()
+    assert target_at(gl.wrap(detection), 2)["iscrowd"].tolist() == [1, 1, 0]
+    assert target_at(gl.wrap(detection, crowds=False), 2)["labels"].tolist() == [2]
+    raw = gl.wrap(detection, annotations="raw", crowds=False)
     assert [len(annotations) for annotations in raw.targets] == [2, 0, 1, 1]
 
 
 def test_wrap_coco_without_masks_pickles_no_run_lengths(make_detection: Make) -> None:
     wrapped = gl.wrap(make_detection(), annotations=())
     assert b"counts" not in pickle.dumps(wrapped)
-    assert pickle.loads(pickle.dumps(wrapped))[2][1]["labels"].tolist() == wrapped[2][1]["labels"].tolist()
+    unpickled = pickle.loads(pickle.dumps(wrapped))
+    assert target_at(unpickled, 2)["labels"].tolist() == target_at(wrapped, 2)["labels"].tolist()
     assert [target["image_id"] for target in wrapped.targets[1:3]] == IDS[1:3]
 
 
-NO_MASKS = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
+NO_MASKS_REMEDY = "omit masks, with gpuload.wrap(dataset, annotations=('keypoints',))"
 
 
 def test_wrap_coco_warns_of_annotations_without_an_image(make_detection: Make, tmp_path: Path) -> None:
-    theirs = make_detection(lambda annotations: annotations[1].update(image_id="3"))
+    detection = make_detection(lambda annotations: annotations[1].update(image_id="3"))
     text = (
         f"1 of the 6 annotations in CocoDetection('{tmp_path}') belong to none of its images, and are ignored: "
         "annotation 101 has image_id '3', but the ids of images are 11, 8, 5, …. Correct the image_id, or "
@@ -234,35 +241,35 @@ def test_wrap_coco_warns_of_annotations_without_an_image(make_detection: Make, t
     )
     for options in ({}, {"annotations": "raw"}):
         with pytest.warns(UserWarning, match=exactly(text)) as caught:
-            wrapped = gl.wrap(theirs, **options)
+            wrapped = gl.wrap(detection, **options)
         assert caught[0].filename == __file__
         assert len(wrapped.targets[0] if options else wrapped.targets[0]["labels"]) == 1
 
 
 def test_wrap_coco_of_a_subset_of_ids_does_not_warn(make_detection: Make) -> None:
-    theirs = make_detection()
-    theirs.ids = [8, 5]
-    assert [len(target["labels"]) for _, target in gl.wrap(theirs)] == [3, 0]
+    detection = make_detection()
+    detection.ids = [8, 5]
+    assert [len(target["labels"]) for _, target in gl.wrap(detection)] == [3, 0]
 
 
 def test_wrap_refuses_a_detection_that_torchvision_wrapped(make_detection: Make) -> None:
-    theirs = torchvision().datasets.wrap_dataset_for_transforms_v2(make_detection())
+    detection = torchvision().datasets.wrap_dataset_for_transforms_v2(make_detection())
     text = (
         "which comes from torchvision's wrap_dataset_for_transforms_v2() and decodes images; wrap the CocoDetection "
         "itself, as in gpuload.wrap(CocoDetection(…)), which has boxes, labels and masks in its targets too"
     )
-    for dataset, names in ((theirs, None), (theirs, ("masks",)), (Subset(theirs, [0]), None)):
+    for dataset, names in ((detection, None), (detection, ("masks",)), (Subset(detection, [0]), None)):
         with pytest.raises(TypeError, match=f"{re.escape(text)}$"):
             gl.wrap(dataset, annotations=names)
 
 
 def test_wrap_coco_names_an_image_without_a_size_for_its_masks(make_detection: Make) -> None:
-    theirs = make_detection()
-    theirs.coco.imgs[8].pop("width")
-    message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS}"
+    detection = make_detection()
+    detection.coco.imgs[8].pop("width")
+    message = f"the COCO image 8 has height {SIZES[8][0]} and width None, but its masks need both; {NO_MASKS_REMEDY}"
     with pytest.raises(ValueError, match=exactly(message)):
-        gl.wrap(theirs)
-    assert "keypoints" in gl.wrap(theirs, annotations=("keypoints",))[2][1]
+        gl.wrap(detection)
+    assert "keypoints" in target_at(gl.wrap(detection, annotations=("keypoints",)), 2)
 
 
 def test_wrap_coco_without_pycocotools_names_the_package(make_detection: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,14 +294,14 @@ def test_wrap_coco_refuses_unknown_annotations(make_detection: Make) -> None:
 
 def test_wrap_coco_raw_targets_and_captions_equal_torchvisions(make_detection: Make, tmp_path: Path) -> None:
     for kind, options in (("CocoDetection", {"annotations": "raw"}), ("CocoCaptions", {})):
-        theirs = make_detection(kind=kind)
-        wrapped = gl.wrap(theirs, **options)
-        assert len(wrapped) == len(theirs) == 4
-        assert wrapped.ids.tolist() == theirs.ids == IDS
-        assert list(wrapped.targets) == [theirs[i][1] for i in range(4)]
+        detection = make_detection(kind=kind)
+        wrapped = gl.wrap(detection, **options)
+        assert len(wrapped) == len(detection) == 4
+        assert wrapped.ids.tolist() == detection.ids == IDS
+        assert list(wrapped.targets) == [detection[i][1] for i in range(4)]
         for index in (0, 1, 2, 3, -1):
             image, target = wrapped[index]
-            assert target == theirs[index][1]
+            assert target == detection[index][1]
             assert image.data == Path(image.source).read_bytes()
         assert list(wrapped.paths) == [f"{tmp_path}/{name}.jpg" for name in ("3", "5", "8", "sub/11")]
         assert repr(wrapped) == f"wrap({kind}({str(tmp_path)!r}): 4 images)"
@@ -312,16 +319,16 @@ def test_wrap_coco_with_target_transform_needs_no_torch(make_detection: Make) ->
 
 
 def test_wrap_coco_raw_annotations_pickle_in_one_buffer(make_detection: Make) -> None:
-    def change(annotations: list[dict]) -> None:
+    def replace_annotations(annotations: list[dict]) -> None:
         annotations[:] = [{"id": n, "image_id": n % 500, "category_id": 1, "bbox": [n, 1, 2, 3.5]} for n in range(5000)]
 
-    theirs = make_detection(change, images=[{"id": n, "file_name": f"{n}.jpg"} for n in range(500)])
+    detection = make_detection(replace_annotations, images=[{"id": n, "file_name": f"{n}.jpg"} for n in range(500)])
     buffers: list[pickle.PickleBuffer] = []
-    pickled = cloudpickle.dumps(gl.wrap(theirs, annotations="raw"), protocol=5, buffer_callback=buffers.append)
+    pickled = cloudpickle.dumps(gl.wrap(detection, annotations="raw"), protocol=5, buffer_callback=buffers.append)
     assert len(pickled) < 2000
     unpickled = pickle.loads(pickled, buffers=buffers)
-    assert unpickled.targets[499] == theirs._load_target(499)
-    assert unpickled.targets[-1:] == [theirs._load_target(499)]
+    assert unpickled.targets[499] == detection._load_target(499)
+    assert unpickled.targets[-1:] == [detection._load_target(499)]
     with pytest.raises(IndexError, match=exactly("index 500 is out of range: there are 500 targets")):
         unpickled.targets[500]
 
@@ -329,21 +336,21 @@ def test_wrap_coco_raw_annotations_pickle_in_one_buffer(make_detection: Make) ->
 @pytest.mark.parametrize("name", ["../annotations.json", "/etc/passwd", "sub/../../x.jpg", "../{root}-2/x.jpg", ""])
 def test_wrap_coco_refuses_file_names_outside_the_root(make_detection: Make, tmp_path: Path, name: str) -> None:
     name = name.format(root=tmp_path.name)
-    theirs = make_detection(list.clear, images=[{"id": 1, "file_name": name}])
+    detection = make_detection(list.clear, images=[{"id": 1, "file_name": name}])
     message = (
         f"the COCO image 1 has the file name {name!r}, which points outside {str(tmp_path)!r}; pass a "
         "folder that contains all images"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        gl.wrap(theirs)
+        gl.wrap(detection)
 
 
 def test_wrap_coco_takes_a_relative_root(make_detection: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_detection()
     for root in (".", ""):
         monkeypatch.chdir(tmp_path)
-        theirs = torchvision().datasets.CocoDetection(root, str(tmp_path / "annotations.json"))
-        wrapped = gl.wrap(theirs, annotations="raw")
+        detection = torchvision().datasets.CocoDetection(root, str(tmp_path / "annotations.json"))
+        wrapped = gl.wrap(detection, annotations="raw")
         monkeypatch.chdir("/")
         assert wrapped[0][0].source == str(tmp_path / "3.jpg")
 
@@ -405,7 +412,7 @@ def annotation_file() -> dict[str, Any]:
 
 @pytest.fixture
 def make_coco(tmp_path: Path) -> MakeCoco:
-    """A function that makes a Coco of an annotation file that `change` has changed."""
+    """A function that makes a Coco from an annotation file, whose content it passes to `change` before writing it."""
     for key, data in zip(FILE_IDS, jpegs(), strict=True):
         (tmp_path / f"{key}.jpg").write_bytes(data)
 
@@ -430,17 +437,18 @@ def test_coco_samples_are_ordered_by_image_id_with_or_without_annotations(make_c
     assert target["labels"].tolist() == [1, 1]
     assert (target["masks"].array.shape, target["masks"].array[0].sum()) == ((2, 32, 32), 3 * 32)
     assert target["keypoints"].array.tolist() == [[[1, 2], [0, 0]], [[13, 2], [0, 0]]]
-    empty = dataset[sorted(FILE_IDS).index(5)][1]
+    empty = target_at(dataset, sorted(FILE_IDS).index(5))
     assert (empty["boxes"].array.shape, empty["masks"].array.shape) == ((0, 4), (0, 32, 32))
     assert repr(dataset) == f"Coco('{tmp_path}': 12 images)"
 
 
-def test_coco_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None:
-    assert set(make_coco(targets=())[0][1]) == {"image_id", "boxes", "labels", "area", "iscrowd"}
+def test_coco_arguments_targets_and_crowds_select_the_targets(make_coco: MakeCoco) -> None:
+    assert set(target_at(make_coco(targets=()), 0)) == {"image_id", "boxes", "labels", "area", "iscrowd"}
     raw = make_coco(targets="raw")
-    assert raw[1][1] == [annotation for annotation in annotation_file()["annotations"] if annotation["image_id"] == 3]
-    place = sorted(FILE_IDS).index(11)
-    assert [len(make_coco(crowds=crowds)[place][1]["labels"]) for crowds in (True, False)] == [2, 1]
+    annotations = annotation_file()["annotations"]
+    assert target_at(raw, 1) == [annotation for annotation in annotations if annotation["image_id"] == 3]
+    index_of_11 = sorted(FILE_IDS).index(11)
+    assert [len(target_at(make_coco(crowds=crowds), index_of_11)["labels"]) for crowds in (True, False)] == [2, 1]
     with pytest.raises(ValueError, match=r"targets must be None, 'raw', or some of 'masks' and 'keypoints', .*'boxes'"):
         make_coco(targets=("boxes",))
 
@@ -454,15 +462,15 @@ def test_coco_samples_equal_wrapped_torchvisions(make_coco: MakeCoco, tmp_path: 
 
 
 @pytest.mark.processes
-def test_coco_batches_equal_those_of_the_images(make_coco: MakeCoco) -> None:
+def test_coco_batches_equal_batches_of_the_images(make_coco: MakeCoco) -> None:
     dataset = make_coco()
 
-    def with_number(index: int) -> Any:
+    def with_sum_of_boxes(index: int) -> Any:
         image, target = dataset[index]
         return image, target["boxes"].array.sum()
 
     images = [jpegs()[FILE_IDS.index(key)] for key in sorted(FILE_IDS)]
-    check_loader(MapDataset(with_number, 12), images, [target["boxes"].array.sum() for _, target in dataset])
+    check_loader(MapDataset(with_sum_of_boxes, 12), images, [target["boxes"].array.sum() for _, target in dataset])
     batches = gpuload_batches(dataset, 5, ragged="list")
     assert [target["image_id"] for _, targets in batches for target in targets] == sorted(FILE_IDS)
 
@@ -472,13 +480,13 @@ def test_coco_annotations_are_cached_until_the_file_changes(
     make_coco: MakeCoco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options in ({}, {"targets": ("masks",)}, {"crowds": False}, {"targets": "raw"}):
-        first = make_coco(**options)
+        dataset = make_coco(**options)
         with monkeypatch.context() as patch:
             patch.setattr("gpuload.datasets.coco._read_annotations", None)
-            again = Coco(tmp_path, tmp_path / "annotations.json", **options)
-        assert alike(list(first), list(again))
-        assert (again.categories, list(again.paths)) == (first.categories, list(first.paths))
-    assert len(make_coco(remove_last_image)) == len(FILE_IDS) - 1, "the file changed"
+            cached = Coco(tmp_path, tmp_path / "annotations.json", **options)
+        assert alike(list(dataset), list(cached))
+        assert (cached.categories, list(cached.paths)) == (dataset.categories, list(dataset.paths))
+    assert len(make_coco(remove_last_image)) == len(FILE_IDS) - 1, "a changed file must be read again"
 
 
 def remove_last_image(content: dict) -> None:
@@ -508,10 +516,10 @@ def test_coco_names_a_missing_image(make_coco: MakeCoco, tmp_path: Path) -> None
         f"[Errno 2] image 3 of '{tmp_path}/annotations.json' is not in the folder; copy it there, or remove "
         f"its entry from the annotation file: '{tmp_path}/3.jpg'"
     )
-    assert dataset[0][1]["image_id"] == 2
+    assert target_at(dataset, 0)["image_id"] == 2
 
 
-RAW_COCO = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
+RAW_REMEDY = "keep the annotations unchanged, with gpuload.Coco(…, targets='raw')"
 
 
 @pytest.mark.parametrize("polygons", [[[1, 2, 3, 4]], [[]], [], [[1, 2], [1, 2, 3, 4, 5]]])
@@ -524,7 +532,7 @@ def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list
     with pytest.warns(UserWarning, match=text) as caught:
         dataset = make_coco(set_fields("annotations", 1, segmentation=polygons))
     assert caught[0].filename == __file__
-    masks = dataset[1][1]["masks"].array
+    masks = target_at(dataset, 1)["masks"].array
     assert [bool(mask.any()) for mask in masks] == [False, True]
     assert len(make_coco(set_fields("annotations", 1, segmentation=polygons), targets=())) == len(FILE_IDS)
 
@@ -551,14 +559,14 @@ def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list
 def test_coco_refuses_huge_masks_before_allocating_them(
     make_coco: MakeCoco, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], count: int, option: str, message: str
 ) -> None:
-    def change(content: dict) -> None:
+    def enlarge_masks(content: dict) -> None:
         content["images"][1].update(height=size[0], width=size[1])
-        first = content["annotations"][1]
-        first["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
-        content["annotations"] += [{**first, "id": 1000 + number} for number in range(count - 1)]
+        annotation = content["annotations"][1]
+        annotation["segmentation"] = {"counts": [size[0] * size[1]], "size": list(size)}
+        content["annotations"] += [{**annotation, "id": 1000 + number} for number in range(count - 1)]
 
-    dataset = make_coco(change)
-    monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory is taken"))
+    dataset = make_coco(enlarge_masks)
+    monkeypatch.setattr(np, "zeros", lambda *_, **__: pytest.fail("memory was allocated"))
     remedy = (
         f": perhaps a decompression bomb; if it is not, pass Loader(decode=Decode({option}=…)), or omit masks, with "
         "gpuload.Coco(…, targets=('keypoints',))"
@@ -585,7 +593,7 @@ def test_coco_masks_obey_max_pixels_of_the_loader(make_coco: MakeCoco, workers: 
         ('{"images": [], "annotations": [3]}', "is not in COCO's format: 3"),
     ],
 )
-def test_coco_refuses_a_missing_file_and_other_formats(tmp_path: Path, text: str | None, message: str) -> None:
+def test_coco_refuses_missing_truncated_and_malformed_files(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "annotations.json"
     if text is not None:
         path.write_text(text)
@@ -594,8 +602,8 @@ def test_coco_refuses_a_missing_file_and_other_formats(tmp_path: Path, text: str
 
 
 def set_fields(kind: str, number: int | None, **fields: Any) -> Callable[[dict], None]:
-    """Set fields of one entry of a kind, or of all entries if `number` is None. A function is applied to the field's
-    value."""
+    """Return a function that sets fields of one entry of a kind, or of all entries if `number` is None. A callable
+    value is applied to the field's previous value."""
 
     def change(content: dict) -> None:
         for entry in content[kind] if number is None else [content[kind][number]]:
@@ -626,7 +634,7 @@ def test_coco_refuses_annotations_of_which_none_has_an_image_or_category(
 @pytest.mark.usefixtures("index_cache")
 @pytest.mark.parametrize("targets", [None, "raw"])
 def test_coco_warns_of_annotations_without_an_image(make_coco: MakeCoco, tmp_path: Path, targets: Any) -> None:
-    def change(content: dict) -> None:
+    def detach_two_annotations(content: dict) -> None:
         content["annotations"][0]["image_id"] = "7"
         content["annotations"][3]["image_id"] = [3]
 
@@ -636,7 +644,7 @@ def test_coco_warns_of_annotations_without_an_image(make_coco: MakeCoco, tmp_pat
         "remove such annotations from the file"
     )
     with pytest.warns(UserWarning, match=exactly(text)):
-        make_coco(change, targets=targets)
+        make_coco(detach_two_annotations, targets=targets)
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
         cached = Coco(tmp_path, tmp_path / "annotations.json", targets=targets)
     assert [warning.filename for warning in caught] == [__file__]
@@ -648,7 +656,7 @@ def test_joining_coco_files_with_different_categories_warns(make_coco: MakeCoco)
     with pytest.warns(UserWarning, match=r"label 2 is 'c2' in the first and 'dog' in the second\. Pass the same"):
         _ = first + second
     with_another_id = make_coco(lambda content: content["categories"].insert(0, {"id": 9, "name": "cow"}), targets=())
-    assert len(first + with_another_id) == 2 * len(FILE_IDS), "another id is not a contradiction"
+    assert len(first + with_another_id) == 2 * len(FILE_IDS), "an id of only one file must not warn"
 
 
 def test_coco_warns_of_annotations_without_a_category(make_coco: MakeCoco) -> None:
@@ -658,31 +666,29 @@ def test_coco_warns_of_annotations_without_a_category(make_coco: MakeCoco) -> No
     )
     with pytest.warns(UserWarning, match=text):
         dataset = make_coco(set_fields("annotations", 1, category_id=9))
-    assert dataset[1][1]["labels"].tolist() == [9, 1]
-    assert len(make_coco(lambda content: content.pop("categories"))) == len(FILE_IDS), (
-        "without categories, any id is valid"
-    )
-    assert make_coco(set_fields("annotations", None, category_id=str))[1][1]["labels"].tolist() == [1, 1]
+    assert target_at(dataset, 1)["labels"].tolist() == [9, 1]
+    make_coco(lambda content: content.pop("categories"))  # without categories, any id is valid
+    assert target_at(make_coco(set_fields("annotations", None, category_id=str)), 1)["labels"].tolist() == [1, 1]
 
 
-FIX_OR_RAW = f"; fix the file, or {RAW_COCO}"
-VALID_BOX = "expected left, top, width and height, with no negative size"
+FIX_OR_RAW_REMEDY = f"; fix the file, or {RAW_REMEDY}"
+BOX_EXPECTED = "expected left, top, width and height, with no negative size"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("bbox", None, f"no bbox{FIX_OR_RAW}"),
+        ("bbox", None, f"no bbox{FIX_OR_RAW_REMEDY}"),
         ("segmentation", None, "no segmentation; omit masks, with gpuload.Coco(…, targets=("),
         *(
-            ("bbox", box, f"bbox {box}, {VALID_BOX}{FIX_OR_RAW}")
+            ("bbox", box, f"bbox {box}, {BOX_EXPECTED}{FIX_OR_RAW_REMEDY}")
             for box in ([3, 4, -5, 6], [3, 4, 5, -0.5], [3, 4, float("nan"), 5], [3, 4, 5], ["1", "2", "3", "4"], 5)
         ),
         ("bbox", [1e300, 1, 2, 3], "bbox [1e+300, 1, 2"),
-        ("category_id", 2**70, f"category_id {2**70}, expected an integer that fits into 64 bits; {RAW_COCO}"),
+        ("category_id", 2**70, f"category_id {2**70}, expected an integer that fits into 64 bits; {RAW_REMEDY}"),
         ("category_id", 1.5, "category_id 1.5, expected an integer"),
         ("iscrowd", 2**70, f"iscrowd {2**70}, expected an integer"),
-        ("area", "large", f"area 'large', expected a number; {RAW_COCO}"),
+        ("area", "large", f"area 'large', expected a number; {RAW_REMEDY}"),
         ("keypoints", ["a"] * 6, "keypoints ['a', 'a', 'a',"),
         ("keypoints", 5, "keypoints 5, expected a list of numbers; omit keypoints, with gpuload.Coco("),
     ],
@@ -698,7 +704,7 @@ def test_coco_names_two_annotations_with_different_numbers_of_keypoints(make_coc
     message = (
         "COCO keypoints must be x, y and visibility per point, with the same number of points for each object, got 6 "
         "numbers (annotation 123) and 3 numbers (annotation 101); omit keypoints, with gpuload.Coco(…, targets=("
-        f"'masks',)), or {RAW_COCO}"
+        f"'masks',)), or {RAW_REMEDY}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         make_coco(set_fields("annotations", 1, keypoints=[1, 2, 2]))
@@ -724,20 +730,20 @@ def test_coco_names_wrong_images_and_categories(
         make_coco(set_fields(kind, 1, **fields))
 
 
-NOT_NUMBERS = "expected a list of polygons, each a list of numbers below 1048576"
-BEYOND = "has a polygon that extends beyond 1048576 pixels, or contains NaN"
-INVALID = "expected polygons, or run lengths with counts and size: "
+POLYGONS_EXPECTED = "expected a list of polygons, each a list of numbers below 1048576"
+BEYOND_LIMIT_ERROR = "has a polygon that extends beyond 1048576 pixels, or contains NaN"
+SEGMENTATION_EXPECTED = "expected polygons, or run lengths with counts and size: "
 
 
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
         ([[1, 2, 3, 4, 5, 6, 7]], "has a polygon of 7 numbers; expected x and y of at least three points"),
-        *(([[1, 2, number, 4, 5, 6]], BEYOND) for number in (1e9, float("nan"), 10**400)),
-        ([1, 2, 3, 4, 5, 6], f"has the polygon 1; {NOT_NUMBERS}"),
-        ([["a"] * 6], f"has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; {NOT_NUMBERS}"),
-        (5, f"has the segmentation 5; {INVALID}"),
-        ({"x": 1}, f"has the segmentation {{'x': 1}}; {INVALID}'counts'"),
+        *(([[1, 2, number, 4, 5, 6]], BEYOND_LIMIT_ERROR) for number in (1e9, float("nan"), 10**400)),
+        ([1, 2, 3, 4, 5, 6], f"has the polygon 1; {POLYGONS_EXPECTED}"),
+        ([["a"] * 6], f"has the polygon ['a', 'a', 'a', 'a', 'a', 'a']; {POLYGONS_EXPECTED}"),
+        (5, f"has the segmentation 5; {SEGMENTATION_EXPECTED}"),
+        ({"x": 1}, f"has the segmentation {{'x': 1}}; {SEGMENTATION_EXPECTED}'counts'"),
         ({"counts": [768], "size": [32, 24]}, "has run lengths for 768 pixels and size [32, 24]"),
         *(
             ({"counts": counts, "size": [24, 32]}, message)
@@ -747,8 +753,8 @@ INVALID = "expected polygons, or run lengths with counts and size: "
                 ([900], "has run lengths for 900 pixels and size [24, 32]"),
                 ([778, -10], "has run lengths for 768 pixels and size [24, 32]"),
                 ("11", "has run lengths for 2 pixels"),
-                *((text, f"{INVALID}COCO's packed run lengths are invalid") for text in ("zz~", "")),
-                *((value, INVALID) for value in (["a"], 5, [float("nan")])),
+                *((text, f"{SEGMENTATION_EXPECTED}COCO's packed run lengths are invalid") for text in ("zz~", "")),
+                *((value, SEGMENTATION_EXPECTED) for value in (["a"], 5, [float("nan")])),
             )
         ),
     ],
@@ -757,21 +763,22 @@ def test_coco_names_damaged_segmentations_when_the_sample_is_read(
     make_coco: MakeCoco, segmentation: Any, message: str
 ) -> None:
     dataset = make_coco(set_fields("annotations", 0, segmentation=segmentation))
-    assert dataset[1][1]["masks"].array.any()
+    assert target_at(dataset, 1)["masks"].array.any()
     with pytest.raises(ValueError, match=f"^the COCO annotation 100 .*{re.escape(message)}"):
         dataset[sorted(FILE_IDS).index(7)]
 
 
 def test_coco_reads_nan_in_raw_targets(make_coco: MakeCoco) -> None:
     dataset = make_coco(set_fields("annotations", 1, area=float("nan")), targets="raw")
-    assert np.isnan(dataset[1][1][0]["area"])
+    assert np.isnan(target_at(dataset, 1)[0]["area"])
 
 
 def test_coco_treats_null_as_a_missing_field(make_coco: MakeCoco) -> None:
-    target = make_coco(set_fields("annotations", 1, area=None, iscrowd=None))[0][1]
+    target = target_at(make_coco(set_fields("annotations", 1, area=None, iscrowd=None)), 0)
     assert target.keys() == {"image_id", "boxes", "labels", "masks", "keypoints", "visibility"}
 
 
 def test_coco_boxes_have_the_canvas_size_of_the_file(make_coco: MakeCoco) -> None:
-    assert make_coco()[1][1]["boxes"].canvas_hw == (32, 32)
-    assert make_coco(set_fields("images", None, height="24"), targets=())[1][1]["boxes"].canvas_hw is None
+    assert target_at(make_coco(), 1)["boxes"].canvas_hw == (32, 32)
+    text_height = make_coco(set_fields("images", None, height="24"), targets=())
+    assert target_at(text_height, 1)["boxes"].canvas_hw is None

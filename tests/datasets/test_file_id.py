@@ -56,7 +56,7 @@ def test_check_refuses_a_file_that_was_truncated(tmp_path: Path) -> None:
         file_id.check(str(path))
 
 
-def test_identify_returns_the_file_at_the_path_only_while_it_is_the_mapped_one(tmp_path: Path) -> None:
+def test_identify_returns_the_file_at_the_path_only_while_that_is_mapped(tmp_path: Path) -> None:
     path = tmp_path / "a"
     array, address = map_file(path)
     assert FileMappings().identify(str(path), address) == FileId.of(str(path))
@@ -81,7 +81,7 @@ def test_identify_returns_any_file_for_memory_that_maps_none(tmp_path: Path) -> 
 
 
 def test_identify_recognizes_a_mapping_with_another_inode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is so on overlayfs and btrfs."""
+    """On overlayfs and btrfs, /proc/self/maps lists inodes that differ from those of os.stat."""
     path = tmp_path / "a"
     array, address = map_file(path)
     find = FileMappings.find

@@ -65,7 +65,7 @@ def test_read_refuses_fifos_devices_folders_and_missing_files(tmp_path, read):
 
 
 def test_read_file_refuses_a_huge_sparse_file_without_reading_it(tmp_path):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rss_before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     path = write_sparse(tmp_path / "a.jpg", 3 << 30, b"\xff\xd8\xff\xe0")
     text = (
         f"{str(path)!r}: the file has 3,221,225,472 bytes, more than max_bytes=1,073,741,824: perhaps it is not an "
@@ -77,12 +77,12 @@ def test_read_file_refuses_a_huge_sparse_file_without_reading_it(tmp_path):
     text = f"{str(path)!r}: not an image that gpuload decodes: 900000000 bytes that start with b'\\x00"
     with pytest.raises(DecodeError, match=re.escape(text)):
         read_file(write_sparse(path, 900_000_000))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss_before_kib < 64 << 10
 
 
 def test_size_limits_apply_inside_their_block(tmp_path):
     path = write_sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
-    with size_limits(17 << 20):
+    with size_limits(max_bytes=17 << 20):
         with size_limits(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
             read_file(path)
         assert len(read_file(path)) == 17 << 20
@@ -94,27 +94,27 @@ def test_size_limits_apply_inside_their_block(tmp_path):
 def test_loader_errors_name_the_file_and_max_bytes(tmp_path, jpeg, num_workers):
     (fifo := jpeg.parent / "fifo.jpg").touch()
     large = write_sparse(jpeg.parent / "large.jpg", 17 << 20, jpeg.read_bytes())
-    other = write_sparse(jpeg.parent / "other.jpg", 17 << 20)
+    zeros = write_sparse(jpeg.parent / "zeros.jpg", 17 << 20)
     dataset = gl.ImageFolder(tmp_path)
     fifo.unlink()
     os.mkfifo(fifo)
 
-    def epoch(**options) -> tuple[int, dict[str, str]]:
+    def load_epoch(**options) -> tuple[int, dict[str, str]]:
         loader = gl.Loader(dataset, 4, num_workers=num_workers, device="cpu", on_error="skip", ragged="list", **options)
         with pytest.warns(RuntimeWarning, match="it was skipped"), loader:
             images = sum(len(labels) for _, labels in loader)
         return images, {os.path.basename(error.source): error.cause for error in loader.errors}
 
-    images, causes = epoch(decode=gl.Decode(max_bytes=1000))
+    images, causes = load_epoch(decode=gl.Decode(max_bytes=1000))
     assert images == 1
-    assert causes.keys() == {"fifo.jpg", "large.jpg", "other.jpg"}
+    assert causes.keys() == {"fifo.jpg", "large.jpg", "zeros.jpg"}
     assert causes["fifo.jpg"].startswith("OSError: [Errno 22] a FIFO; expected a regular file")
     assert causes["large.jpg"].startswith(
         f"DecodeError: {str(large)!r}: the file has 17,825,792 bytes, more than max_b"
     )
-    images, causes = epoch(decode=gl.Decode(max_bytes=None))
+    images, causes = load_epoch(decode=gl.Decode(max_bytes=None))
     assert images == 2
-    assert causes["other.jpg"].startswith(f"DecodeError: {str(other)!r}: not an image that gpuload decodes")
+    assert causes["zeros.jpg"].startswith(f"DecodeError: {str(zeros)!r}: not an image that gpuload decodes")
 
 
 def test_decoder_applies_max_bytes_to_bytes_in_memory(jpeg):
@@ -242,6 +242,6 @@ def test_was_read_is_false_for_pages_in_the_page_cache_and_true_once(tmp_path: P
             assert not (was_read and advice == os.POSIX_FADV_NORMAL)
     finally:
         os.close(descriptor)
-    assert not disk_reads.was_read(), "each read is reported once"
+    assert not disk_reads.was_read(), "a read must be reported only once"
     if not was_read:
         lacking.skip("a disk")

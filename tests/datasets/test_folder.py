@@ -47,7 +47,7 @@ def relative_paths(dataset: ImageFolder | ImageFiles) -> list[str]:
 
 
 def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[str, int]]:
-    """List the samples of torchvision's ImageFolder by the rules of its documentation and behavior (0.23)."""
+    """List the samples as torchvision's ImageFolder (0.23) documents and orders them."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     samples = []
     for label, name in enumerate(classes):
@@ -60,7 +60,7 @@ def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[s
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
 @pytest.mark.parametrize(
-    ("name", "instead"),
+    ("name", "remedy"),
     [
         ("transform", r"gpuload\.Loader\(dataset, transforms=\[…\]\)$"),
         ("target_transform", r"dataset\.labels = table\[dataset\.labels\]$"),
@@ -71,13 +71,13 @@ def torchvision_samples(root: Path, extensions: tuple[str, ...]) -> list[tuple[s
         ("depth", "its arguments: root, (classes, )?extensions, follow_links, mode, storage_options$"),
     ],
 )
-def test_folder_refuses_arguments_of_torchvision_with_their_replacement(kind, name, instead, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}'; .*{instead}"):
+def test_folder_refuses_arguments_of_torchvision_with_their_replacement(kind, name, remedy, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument '{name}'; .*{remedy}"):
         kind(tmp_path, **{name: None})
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles, gl.FileList, gl.LMDB])
-def test_datasets_refuse_other_types_of_paths(kind: type) -> None:
+def test_datasets_refuse_a_list_or_none_as_path(kind: type) -> None:
     for path, got in (
         (["a", "b"], "['a', 'b'] (list); create one dataset per path, and join them with +"),
         (None, "None (NoneType)"),
@@ -87,15 +87,15 @@ def test_datasets_refuse_other_types_of_paths(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("splits", "read"),
+    ("splits", "suggested_split"),
     [(("train", "val", "test"), "train"), (("Training", "validation"), "Training"), (("test", "valid"), "test")],
 )
-def test_image_folder_warns_if_all_classes_are_names_of_splits(splits, read, tmp_path: Path) -> None:
+def test_image_folder_warns_if_all_classes_are_names_of_splits(splits, suggested_split, tmp_path: Path) -> None:
     write_files(tmp_path, *(f"{split}/ant/1.jpg" for split in splits))
     names = sorted(splits)
     text = (
         f"the classes of {str(tmp_path)!r} are {', '.join(map(repr, names))}, which are names of splits, so "
-        f"that labels number the splits; write gpuload.ImageFolder({str(tmp_path / read)!r}), or pass "
+        f"that labels number the splits; write gpuload.ImageFolder({str(tmp_path / suggested_split)!r}), or pass "
         f"classes={names!r} if they are classes"
     )
     with pytest.warns(UserWarning, match=exactly(text)):
@@ -121,10 +121,11 @@ def test_image_folder_yields_encoded_bytes_with_path_and_label(tmp_path: Path) -
     assert image == Encoded(b"dog/1.jpg", "RGB", f"{tmp_path}/dog/1.jpg")
     assert label == 1
     assert type(label) is int
-    assert ImageFolder(tmp_path, mode="unchanged")[2][0].mode == "unchanged"
+    unchanged_image, _ = ImageFolder(tmp_path, mode="unchanged")[2]
+    assert unchanged_image.mode == "unchanged"
     assert len(dataset) == 3
     assert repr(dataset) == f"ImageFolder('{tmp_path}': 3 images in 2 classes)"
-    assert [item[0].data for item in dataset] == [b"cat/1.jpeg", b"cat/2.png", b"dog/1.jpg"]
+    assert [image.data for image, _ in dataset] == [b"cat/1.jpeg", b"cat/2.png", b"dog/1.jpg"]
 
 
 def test_image_files_yields_encoded_bytes_without_labels(tmp_path: Path) -> None:
@@ -173,10 +174,11 @@ def test_image_folder_takes_a_relative_root_and_a_tilde(tmp_path: Path, monkeypa
     write_files(tmp_path, "data/c/1.jpg")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    datasets = [ImageFolder("data"), ImageFolder("~/data")]
+    relative, in_home = ImageFolder("data"), ImageFolder("~/data")
     monkeypatch.chdir("/")
-    assert [dataset.root for dataset in datasets] == [str(tmp_path / "data")] * 2
-    assert datasets[0][0][0].data == b"data/c/1.jpg"
+    assert relative.root == in_home.root == str(tmp_path / "data")
+    image, _ = relative[0]
+    assert image.data == b"data/c/1.jpg"
 
 
 def test_image_folder_order_equals_torchvisions_where_files_and_folders_share_prefixes(tmp_path: Path) -> None:
@@ -192,10 +194,10 @@ def test_image_folder_order_equals_torchvisions_where_files_and_folders_share_pr
     assert list(zip(dataset.paths, dataset.labels.tolist(), strict=True)) == expected
 
 
-NAMES = st.text(st.sampled_from("aAb-. 0é☃\U0001f600\ufffd\n"), min_size=1, max_size=4).filter(
+FILE_NAMES = st.text(st.sampled_from("aAb-. 0é☃\U0001f600\ufffd\n"), min_size=1, max_size=4).filter(
     lambda name: name.strip(".") != ""
 )
-TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=12)
+TREES = st.lists(st.lists(FILE_NAMES, min_size=1, max_size=3), min_size=1, max_size=12)
 
 
 @pytest.mark.slow
@@ -203,10 +205,10 @@ TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=1
 @given(tree=TREES)
 def test_order_is_torchvisions_for_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: list[list[str]]) -> None:
     root = tmp_path_factory.mktemp("tree")
-    for parts in tree:
-        folder = root.joinpath("class " + parts[0], *parts[1:-1])
+    for path_parts in tree:
+        folder = root.joinpath("class " + path_parts[0], *path_parts[1:-1])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / (parts[-1] + ".jpg")).touch()
+        (folder / (path_parts[-1] + ".jpg")).touch()
     dataset = ImageFolder(root)
     expected = torchvision_samples(root, folder_module.EXTENSIONS)
     assert list(zip(dataset.paths, dataset.labels.tolist(), strict=True)) == expected
@@ -214,7 +216,7 @@ def test_order_is_torchvisions_for_any_tree(tmp_path_factory: pytest.TempPathFac
 
 def test_image_folder_order_does_not_depend_on_scandir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, *(f"{c}/{d}/{f}.jpg" for c in "zyx" for d in "321" for f in ("b", "a", "é")))
-    before = relative_paths(ImageFolder(tmp_path))
+    expected = relative_paths(ImageFolder(tmp_path))
     original = os.scandir
 
     @contextlib.contextmanager
@@ -223,7 +225,7 @@ def test_image_folder_order_does_not_depend_on_scandir(tmp_path: Path, monkeypat
             yield sorted(entries, key=lambda entry: entry.name, reverse=True)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert relative_paths(ImageFolder(tmp_path)) == before
+    assert relative_paths(ImageFolder(tmp_path)) == expected
 
 
 @pytest.mark.processes
@@ -346,7 +348,7 @@ def test_image_folder_with_classes_keeps_the_labels_of_a_split_that_lacks_some(t
 
 def test_image_folder_labels_are_indices_into_classes(tmp_path: Path) -> None:
     write_files(tmp_path, "ant/1.jpg", "bee/2.jpg", "cat/3.jpg")
-    names = np.array(["cat", "ant", *(f"other {n}" for n in range(300)), "bee"])
+    names = np.array(["cat", "ant", *(f"other {n}" for n in range(300)), "bee"])  # bee is class 302
     dataset = ImageFolder(tmp_path, classes=names)
     assert relative_paths(dataset) == ["ant/1.jpg", "bee/2.jpg", "cat/3.jpg"]
     assert (dataset.labels.tolist(), dataset.labels.dtype) == ([1, 302, 0], np.uint16)
@@ -390,7 +392,7 @@ class TestLinks:
 
     @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
     @pytest.mark.parametrize(
-        ("where", "target"),
+        ("link", "target"),
         [
             ("a/link.jpg", "../../outside/1.jpg"),
             ("a/link.jpg", "../../root-2/3.jpg"),  # begins as the root does
@@ -400,11 +402,11 @@ class TestLinks:
             ("b", ".."),
         ],
     )
-    def test_links_out_of_the_root_are_refused(self, root: Path, kind: Callable, where: str, target: str) -> None:
-        (root / where).symlink_to(target)
+    def test_links_out_of_the_root_are_refused(self, root: Path, kind: Callable, link: str, target: str) -> None:
+        (root / link).symlink_to(target)
         text = (
-            f"'{root}/{where}' is a link that points outside '{root}', to "
-            f"'{os.path.realpath(root / where)}'. To follow such links, pass follow_links=True"
+            f"'{root}/{link}' is a link that points outside '{root}', to "
+            f"'{os.path.realpath(root / link)}'. To follow such links, pass follow_links=True"
         )
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root)
@@ -433,7 +435,7 @@ class TestLinks:
     @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
     @pytest.mark.parametrize("follow_links", [False, True])
     @pytest.mark.parametrize(
-        ("where", "target"),
+        ("link", "target"),
         [
             ("a/sub/up", ".."),
             ("a/sub/up", "../.."),
@@ -444,10 +446,10 @@ class TestLinks:
         ],
     )
     def test_circular_links_are_refused(
-        self, root: Path, kind: Callable, follow_links: bool, where: str, target: str
+        self, root: Path, kind: Callable, follow_links: bool, link: str, target: str
     ) -> None:
-        (root / where).symlink_to(target)
-        text = f"'{root}/{where}' is a circular link (to '{target}'); remove it"
+        (root / link).symlink_to(target)
+        text = f"'{root}/{link}' is a circular link (to '{target}'); remove it"
         with pytest.raises(ValueError, match=exactly(text)):
             kind(root, follow_links=follow_links)
 
@@ -494,7 +496,7 @@ def test_image_folder_takes_under_40_bytes_and_pickles_out_of_band(large_folder:
     assert unpickled[1999] == large_folder[1999]
 
 
-def test_folders_are_equal_if_kind_files_and_mode_are(tmp_path: Path) -> None:
+def test_folders_are_equal_only_if_kind_files_and_mode_are_equal(tmp_path: Path) -> None:
     class Birds(ImageFolder):
         pass
 
@@ -503,9 +505,9 @@ def test_folders_are_equal_if_kind_files_and_mode_are(tmp_path: Path) -> None:
     assert ImageFiles(tmp_path) == ImageFiles(tmp_path)
     assert ImageFiles(tmp_path) != ImageFolder(tmp_path)
     assert ImageFolder(tmp_path) != ImageFolder(tmp_path, mode="L")
-    before = ImageFiles(tmp_path)
+    dataset = ImageFiles(tmp_path)
     write_files(tmp_path, "a/3.jpg")
-    assert before != ImageFiles(tmp_path)
+    assert dataset != ImageFiles(tmp_path)
 
 
 @pytest.mark.processes
@@ -532,19 +534,19 @@ def set_folder_times(root: Path, when: float = 1e9) -> Path:
 
 @pytest.mark.parametrize("kind", [ImageFolder, ImageFiles])
 def test_folder_scan_is_cached_until_a_change(kind, cached_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = kind(cached_folder)
+    dataset = kind(cached_folder)
     with monkeypatch.context() as patch:
-        patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("scanned again"))
-        assert kind(cached_folder) == first
-        assert kind(cached_folder)[-1] == first[-1]
+        patch.setattr(Scanner, "find_images", lambda *_: pytest.fail("an unchanged folder was scanned again"))
+        assert kind(cached_folder) == dataset
+        assert kind(cached_folder)[-1] == dataset[-1]
     (cached_folder / "ant" / "deep" / "3.jpg").touch()
-    assert len(kind(cached_folder)) == len(first) + 1
+    assert len(kind(cached_folder)) == len(dataset) + 1
     (cached_folder / "ant" / "deep" / "2.jpg").rename(cached_folder / "ant" / "deep" / "4.jpg")
     set_folder_times(cached_folder / "ant" / "deep", 1e9 + 1)
     assert [os.path.basename(path) for path in kind(cached_folder).paths].count("4.jpg") == 1
 
 
-def test_folder_scan_is_repeated_for_other_arguments(cached_folder: Path) -> None:
+def test_folder_scan_is_repeated_for_different_extensions_or_kinds(cached_folder: Path) -> None:
     (cached_folder / "ant" / "3.png").touch()
     set_folder_times(cached_folder)
     for endings, count in ((".jpg", 3), ((".jpg", ".png"), 4), (".jpg", 3)):
@@ -555,7 +557,7 @@ def test_folder_scan_is_repeated_for_other_arguments(cached_folder: Path) -> Non
 def test_folder_scan_of_a_recently_changed_folder_is_not_cached(cached_folder: Path, index_cache: Path) -> None:
     (cached_folder / "ant" / "3.jpg").touch()
     assert len(ImageFolder(cached_folder)) == 4
-    assert not index_cache.exists(), "another file may be written within the same tick of the clock"
+    assert not index_cache.exists(), "a file that is written within the same tick of the clock would be missed"
 
 
 def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +566,7 @@ def test_will_need_advises_the_kernel_of_existing_files(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))
     )
-    dataset.will_need([2, 1, -3])
+    dataset.will_need([2, 1, -3])  # c.jpg, the missing b.jpg, and a.jpg
     expected = [(f"{tmp_path}/{name}", 0, 0, os.POSIX_FADV_WILLNEED) for name in ("c.jpg", "a.jpg")]
     assert advised == expected
     Joined([["not on a disk"], dataset]).will_need([0, 3, 1])

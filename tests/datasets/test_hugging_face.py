@@ -29,7 +29,7 @@ def jpeg(number: int) -> bytes:
 
 @pytest.fixture
 def rows(hf: ModuleType, tmp_path: Path) -> Any:
-    """Six rows with an image, the last one as a path, a label, and further images in a list and a dict."""
+    """Six rows, each with an image (in the last row, by its path), a label, and further images in a list and a dict."""
     features = hf.Features(
         {
             "image": hf.Image(),
@@ -92,18 +92,18 @@ def test_wrap_rows_batches_equal_images(hf: ModuleType, rows: Any, tmp_path: Pat
     assert torch.equal(torch.cat([batch["image"] for batch in batches]), images)
 
 
-def turned_rows(hf: ModuleType, **columns: Any) -> Any:
-    """Make rows of a photograph that EXIF turns by a quarter, and a column for each pair of a feature and a value."""
+def make_rotated_rows(hf: ModuleType, **columns: Any) -> Any:
+    """Make rows of an image with an EXIF rotation, and of further columns, each a pair of a feature and a value."""
     file, exif = io.BytesIO(), PILImage.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # orientation: a quarter turn
     PILImage.fromarray(smooth_image(20, 30, 1)).save(file, "JPEG", exif=exif)
     columns = {"image": (hf.Image(), {"bytes": file.getvalue(), "path": None})} | columns
     features = hf.Features({name: feature for name, (feature, _) in columns.items()})
     return hf.Dataset.from_list([{name: value for name, (_, value) in columns.items()}] * 2, features=features)
 
 
-def test_wrap_rows_images_are_turned_upright_as_datasets_does(hf: ModuleType) -> None:
-    rows = turned_rows(hf)
+def test_wrap_rows_images_are_turned_upright_as_by_datasets(hf: ModuleType) -> None:
+    rows = make_rotated_rows(hf)
     upright = np.asarray(rows[0]["image"])
     assert upright.shape == (30, 20, 3)
     for dataset in (rows, rows.to_iterable_dataset()):
@@ -113,7 +113,7 @@ def test_wrap_rows_images_are_turned_upright_as_datasets_does(hf: ModuleType) ->
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("make", "targets"),
     [
         (lambda hf: {"mask": (hf.Image(), None)}, "'mask'"),
         (lambda hf: {"annotation": (hf.Image(), None)}, "'annotation'"),
@@ -124,22 +124,22 @@ def test_wrap_rows_images_are_turned_upright_as_datasets_does(hf: ModuleType) ->
         ),
     ],
 )
-def test_wrap_rows_with_targets_warn_of_ignored_exif(hf: ModuleType, make: Callable[[Any], Any], named: str) -> None:
-    rows = turned_rows(hf, **make(hf))
+def test_wrap_rows_with_targets_warn_of_ignored_exif(hf: ModuleType, make: Callable[[Any], Any], targets: str) -> None:
+    rows = make_rotated_rows(hf, **make(hf))
     message = (
-        f"the images beside {named} are decoded as they are stored, since these may have been made for the stored "
+        f"the images beside {targets} are decoded as they are stored, since these may have been made for the stored "
         "images; if they were made for upright images, pass decode=gpuload.Decode(exif=True) to the Loader"
     )
     with pytest.warns(RuntimeWarning, match=exactly(message)) as caught:
         wrapped = gl.wrap(rows)
     assert [warning.filename for warning in caught] == [__file__]
     assert wrapped[0]["image"].exif is None
-    rows = turned_rows(hf, label=(hf.Value("int64"), 1), annotation=(hf.Value("string"), "a"))
+    rows = make_rotated_rows(hf, label=(hf.Value("int64"), 1), annotation=(hf.Value("string"), "a"))
     assert gl.wrap(rows)[0]["image"].exif is True, "labels and texts are not targets that move with the image"
 
 
 def test_wrap_rows_state_saved_without_exif_resumes_only_with_a_warning(hf: ModuleType) -> None:
-    rows = gl.wrap(turned_rows(hf))
+    rows = gl.wrap(make_rotated_rows(hf))
     for dataset in (rows, torch.utils.data.Subset(rows, [0, 1]), gl.Cached(rows, 1 << 20)):
         state = cpu_loader(dataset, decode=gl.Decode(exif=False), transforms=[T.CenterCrop(8)]).state_dict()
         loader = cpu_loader(dataset, transforms=[T.CenterCrop(8)])
@@ -174,22 +174,22 @@ def test_wrap_rows_refuse_formats_and_tables_without_images(hf: ModuleType, rows
         "Loader(transforms=…); gpuload's batches are tensors"
     )
     got = "got a datasets.arrow_dataset.Dataset with "
-    for formatted, what in (
+    for formatted, formatting in (
         (rows.with_format("numpy"), "the format 'numpy'"),
         (rows.with_transform(lambda batch: batch), "a transform (set_transform, with_transform)"),
     ):
-        with pytest.raises(TypeError, match=exactly(got + what + advice)):
+        with pytest.raises(TypeError, match=exactly(got + formatting + advice)):
             gl.wrap(formatted)
     message = (
         "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); "
         "declare one with dataset.cast_column(name, datasets.Image()), or pass the dataset to gpuload.Loader unchanged"
     )
-    for without in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):
+    for without_images in (rows.select_columns("label"), rows.with_format(None, columns=["label"])):
         with pytest.raises(TypeError, match=exactly(message)):
-            gl.wrap(without)
-    everything = rows.with_format(None, columns=["label"], output_all_columns=True)
-    assert set(gl.wrap(everything)[0]) == set(rows.column_names)
-    assert isinstance(gl.wrap(everything)[0]["image"], gl.Encoded)
+            gl.wrap(without_images)
+    all_columns = rows.with_format(None, columns=["label"], output_all_columns=True)
+    assert set(gl.wrap(all_columns)[0]) == set(rows.column_names)
+    assert isinstance(gl.wrap(all_columns)[0]["image"], gl.Encoded)
 
 
 def test_wrap_refuses_iterable_datasets_and_dataset_dicts(hf: ModuleType, rows: Any) -> None:
@@ -259,7 +259,7 @@ def test_wrap_stream_yields_undecoded_images_once(stream: Any, workers: int) -> 
     with stream_loader(wrapped, num_workers=workers) as loader:
         batches = list(loader)
     assert sorted(labels_of(batches)) == [*range(STREAM_LENGTH)]
-    assert all(batch["image"].shape == (4, 1, 8, 8) for batch in batches)
+    assert {tuple(batch["image"].shape) for batch in batches} == {(4, 1, 8, 8)}
 
 
 @pytest.mark.usefixtures("warm")
@@ -278,11 +278,11 @@ def test_wrap_stream_skips_bad_images(hf: ModuleType, workers: int) -> None:
         assert sorted(error.source or "" for error in loader.errors)[-1] == "5.jpg"
 
 
-@pytest.mark.parametrize("world", [2, 4])  # that divides the shards, and that does not
-def test_wrap_stream_is_divided_among_ranks(stream: Any, world: int) -> None:
+@pytest.mark.parametrize("world_size", [2, 4])  # 2 divides the six shards, 4 does not
+def test_wrap_stream_is_divided_among_ranks(stream: Any, world_size: int) -> None:
     labels = []
-    for rank in range(world):
-        with stream_loader(gl.wrap(stream), num_workers=0, rank=rank, world_size=world) as loader:
+    for rank in range(world_size):
+        with stream_loader(gl.wrap(stream), num_workers=0, rank=rank, world_size=world_size) as loader:
             labels += labels_of(loader)
     assert sorted(labels) == [*range(STREAM_LENGTH)]
 
@@ -301,13 +301,13 @@ def test_wrap_stream_split_by_node_is_not_split_again(hf: ModuleType, stream: An
 def test_wrap_stream_resumes_from_its_state(stream: Any, workers: int) -> None:
     with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
         batches = iter(loader)
-        first = [next(batches)["label"].tolist() for _ in range(2)]
+        loaded = [next(batches)["label"].tolist() for _ in range(2)]
         state = json.loads(json.dumps(loader.state_dict()))
         remaining = [batch["label"].tolist() for batch in batches]
     with stream_loader(gl.wrap(stream), num_workers=workers) as loader:
         loader.load_state_dict(state)
         assert [batch["label"].tolist() for batch in loader] == remaining
-    assert len(first) + len(remaining) == STREAM_LENGTH // 4
+    assert len(loaded) + len(remaining) == STREAM_LENGTH // 4
 
 
 def test_wrap_stream_shuffles_by_epoch(stream: Any) -> None:
@@ -335,7 +335,7 @@ def test_wrap_stream_error_of_map_ends_the_epoch(stream: Any) -> None:
         return row
 
     wrapped = gl.wrap(stream.map(fail, features=stream.features))
-    assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() has decoded it"
+    assert isinstance(next(iter(wrapped))["image"], PILImage.Image), "map() must have decoded the image"
     faults = gl.Faults(on_error="skip", max_error_rate=1)
     with stream_loader(wrapped, num_workers=0, faults=faults) as loader, pytest.raises(gl.SampleError, match="no more"):
         list(loader)

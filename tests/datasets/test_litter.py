@@ -17,8 +17,8 @@ import gpuload as gl
 from gpuload.datasets.litter import is_litter
 
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
-GOOD = ("cat/1.jpg", "cat/2.jpg", "dog/_3.jpg", "dog/@4/.5.jpg")
-LITTER = (
+SAMPLE_NAMES = ("cat/1.jpg", "cat/2.jpg", "dog/_3.jpg", "dog/@4/.5.jpg")
+LITTER_NAMES = (
     ".ipynb_checkpoints/1-checkpoint.jpg", "cat/.ipynb_checkpoints/1-checkpoint.jpg", "cat/@eaDir/1.jpg/THUMB_M.jpg",
     "__MACOSX/cat/._1.jpg", "cat/._2.jpg", "dog/._3.jpg", ".Trash-1000/files/9.jpg", "#recycle/8.jpg",
 )  # fmt: skip
@@ -26,7 +26,7 @@ LITTER = (
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for name in (*GOOD, *LITTER, "cat/@eaDir/notes.txt", "cat/._notes.txt"):
+    for name in (*SAMPLE_NAMES, *LITTER_NAMES, "cat/@eaDir/notes.txt", "cat/._notes.txt"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_bytes(IMAGE)
     return tmp_path / "data"
@@ -35,8 +35,8 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        ([*LITTER, "a/.Trash/b.jpg", "@eaDir", "._a", "a/$RECYCLE.BIN/b.jpg", ".Trashes"], True),
-        ([*GOOD, "a_.b", "MACOSX/a", ".a.jpg", "x@eaDir/a.jpg", ".Trash-/a", ".Trash-can/a", ""], False),
+        ([*LITTER_NAMES, "a/.Trash/b.jpg", "@eaDir", "._a", "a/$RECYCLE.BIN/b.jpg", ".Trashes"], True),
+        ([*SAMPLE_NAMES, "a_.b", "MACOSX/a", ".a.jpg", "x@eaDir/a.jpg", ".Trash-/a", ".Trash-can/a", ""], False),
     ],
 )
 def test_is_litter_recognizes_files_of_other_programs(names: list[str], expected: bool) -> None:
@@ -53,11 +53,11 @@ def test_folders_skip_litter_and_log_one_line(
     for _ in range(1 + is_cached):
         dataset = gl.ImageFolder(root)
         assert dataset.classes == ["cat", "dog"]
-        assert sorted(os.path.relpath(path, root) for path in dataset.paths) == sorted(GOOD)
+        assert sorted(os.path.relpath(path, root) for path in dataset.paths) == sorted(SAMPLE_NAMES)
         (line,) = logged()
         assert line.startswith(f"{str(root)!r}: skipped files of other programs: 6 folders and 2 files ('")
         assert line.endswith(", …)")
-        assert sorted(os.path.relpath(path, root) for path in gl.ImageFiles(root).paths) == sorted(GOOD)
+        assert sorted(os.path.relpath(path, root) for path in gl.ImageFiles(root).paths) == sorted(SAMPLE_NAMES)
         assert len(logged()) == 1
     assert len(list(index_cache.rglob("*.index"))) == is_cached
 
@@ -85,15 +85,15 @@ def test_image_folder_at_a_url_skips_litter(root: Path, logged: Callable[[], lis
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tar_shards_skip_litter_and_log_one_line(tmp_path: Path, logged: Callable[[], list[str]], stream: bool) -> None:
-    path = archive(tmp_path / "x.tar", dict.fromkeys((*GOOD, *LITTER, "cat/.DS_Store"), IMAGE))
+    path = archive(tmp_path / "x.tar", dict.fromkeys((*SAMPLE_NAMES, *LITTER_NAMES, "cat/.DS_Store"), IMAGE))
     dataset = gl.TarShards(path, fields="jpg", stream=stream)
     assert len(list(dataset)) == 3  # a name that begins with a dot has no key
     messages = logged()
     assert len(messages) == 1
     assert f"{str(path)!r}" in messages[0]
     assert "skipped files of other programs: 8 files" in messages[0]
-    again: Any = gl.TarShards(path, fields="jpg", stream=stream)  # by the index that was saved
-    assert len(list(again)) == 3
+    reopened: Any = gl.TarShards(path, fields="jpg", stream=stream)  # by the index that was saved
+    assert len(list(reopened)) == 3
     assert logged() == messages
 
 

@@ -12,7 +12,7 @@ from helpers.programs import run_python
 import gpuload as gl
 from gpuload.datasets.memory import memory_file
 
-MISSING = r"^shared memory cannot be created \(.*\): gpuload needs the system call memfd_create, which requires"
+MISSING_ERROR = r"^shared memory cannot be created \(.*\): gpuload needs the system call memfd_create, which requires"
 
 
 def test_memory_file_has_its_size_and_is_not_inheritable():
@@ -30,20 +30,20 @@ def raise_enosys(name, flags=0):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("lacks", ["kernel", "python"])
-def test_loader_and_cached_name_memfd_create_if_it_is_missing(workers, lacks, monkeypatch):
+@pytest.mark.parametrize("missing_in", ["kernel", "python"])
+def test_loader_and_cached_name_memfd_create_if_it_is_missing(workers, missing_in, monkeypatch):
     loader = gl.Loader([np.zeros(3)] * 4, num_workers=workers, device="cpu")
-    if lacks == "kernel":
+    if missing_in == "kernel":
         monkeypatch.setattr(os, "memfd_create", raise_enosys)
     else:
         monkeypatch.delattr(os, "memfd_create")
-    with loader, pytest.raises(gl.LimitError, match=MISSING):
+    with loader, pytest.raises(gl.LimitError, match=MISSING_ERROR):
         iter(loader)
-    with pytest.raises(gl.LimitError, match=MISSING):
+    with pytest.raises(gl.LimitError, match=MISSING_ERROR):
         gl.Cached([1], 1 << 20)
 
 
-def test_memory_file_passes_other_errors_on(monkeypatch):
+def test_memory_file_raises_emfile_unchanged(monkeypatch):
     def raise_emfile(name, flags=0):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -52,7 +52,7 @@ def test_memory_file_passes_other_errors_on(monkeypatch):
         memory_file("a-test")
 
 
-PROGRAM = """
+ITERATE_WITH_A_FILE_SIZE_LIMIT = """
 import resource
 import numpy as np
 import gpuload as gl
@@ -77,4 +77,4 @@ def test_loader_names_the_file_size_limit_and_a_ring_size_that_works():
         "raise the limit (`ulimit -f unlimited`, or resource.RLIMIT_FSIZE in the program), or pass "
         "Loader(ring_bytes=16777216)"
     )
-    assert run_python(PROGRAM)[0].splitlines() == [message, "4"] * 2
+    assert run_python(ITERATE_WITH_A_FILE_SIZE_LIMIT)[0].splitlines() == [message, "4"] * 2

@@ -1,4 +1,4 @@
-"""`find_leaves` and warnings of Loader: which leaves of a sample are images, and which may be masks or boxes."""
+"""`find_leaves`, which finds the images in a sample, and the Loader's warnings of leaves that may be masks or boxes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Labelled = namedtuple("Labelled", ["label", "mask"])
 def image_leaves(sample, *, plain: bool = False) -> list[int]:
     leaves = []
     structure = flatten(sample, leaves)
-    return list(find_leaves(structure, leaves, plain=plain)[0])
+    images, _ = find_leaves(structure, leaves, plain=plain)
+    return list(images)
 
 
 FLOATS = torch.zeros(3, 20, 30)
@@ -96,7 +97,7 @@ def test_find_leaves_refuses_to_choose_between_two_candidates(sample, first, sec
 
 
 @pytest.mark.parametrize(
-    ("sample", "place"),
+    ("sample", "leaf"),
     [
         ((FLOATS, {"masks": MASKS}), 'sample[1]["masks"], uint8 tensor 2×20×30'),
         ({"image": FLOATS, "segmentation": ARRAY[..., :1]}, 'sample["segmentation"], uint8 array 20×30×1'),
@@ -105,8 +106,8 @@ def test_find_leaves_refuses_to_choose_between_two_candidates(sample, first, sec
         ({'"mask"': MASKS}, "sample['\"mask\"'], uint8"),
     ],
 )
-def test_find_leaves_refuses_an_array_named_like_a_mask(sample, place):
-    with pytest.raises(TypeError, match=re.escape(f"{place}") + ".*has the name of a mask: gpuload does not guess"):
+def test_find_leaves_refuses_an_array_named_like_a_mask(sample, leaf):
+    with pytest.raises(TypeError, match=re.escape(f"{leaf}") + ".*has the name of a mask: gpuload does not guess"):
         image_leaves(sample)
     assert image_leaves((DECLARED, sample)) == [0]
 
@@ -128,7 +129,7 @@ def test_unfold_clips_makes_each_frame_a_leaf():
     assert describe(structure) == "{'clip': clip of 5 frames, 'image': ·, 'mask': ·, 'name': ·}"
     assert list(images) == [0, 1, 2, 3, 4, 5]
     assert list(targets) == [6]
-    assert leaves[7] == "a"
+    assert leaves[7] == "a"  # after five frames, the image and the mask
     finished = [torch.full((3, 4, 6), frame) for frame in range(5)]
     restored = unflatten(structure, [*finished, *leaves[5:]])
     assert restored["clip"].shape == (5, 3, 4, 6)
@@ -145,12 +146,11 @@ Pair = namedtuple("Pair", ["image", "gt_mask"])
 JPEG = gl.Encoded(encode(RGB))
 
 
-def pillow(mode: str) -> PILImage.Image:
+def pillow_image(mode: str) -> PILImage.Image:
     return PILImage.fromarray(RGB).convert(mode)
 
 
 def warnings_of(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
-    """Return the warnings of some epochs."""
     options = {"num_workers": 0, "device": "cpu", "ragged": "list", **options}
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -160,98 +160,98 @@ def warnings_of(sample, transforms, *, epochs: int = 1, **options) -> list[str]:
         for _ in range(epochs):
             for _ in loader:
                 pass
-    assert all(warning.category is RuntimeWarning and warning.filename == __file__ for warning in caught)
+    assert {(warning.category, warning.filename) for warning in caught} <= {(RuntimeWarning, __file__)}
     return [str(warning.message) for warning in caught]
 
 
-STAYS = "stays unchanged while the transforms move the image's pixels; if it"
-MASK = f"of the image's size, {STAYS} is a mask, return gpuload.Mask"
-BOXES_OF = f"{STAYS} belongs to the image, return gpuload."
-WARNED = {
-    "a mask": ((RGB, LEVELS), f"sample[1], uint8 array 20×30 {MASK}(array)"),
+STAYS_TEXT = "stays unchanged while the transforms move the image's pixels; if it"
+MASK_TEXT = f"of the image's size, {STAYS_TEXT} is a mask, return gpuload.Mask"
+BOXES_TEXT = f"{STAYS_TEXT} belongs to the image, return gpuload."
+SAMPLES_WITH_WARNING = {
+    "a mask": ((RGB, LEVELS), f"sample[1], uint8 array 20×30 {MASK_TEXT}(array)"),
     "a mask by name": (
         {"image": RGB, "mask": LEVELS.astype(np.int64)},
-        f'sample["mask"], int64 array 20×30 {MASK}(array)',
+        f'sample["mask"], int64 array 20×30 {MASK_TEXT}(array)',
     ),
     "a mask that was read as a picture": (
         {"image": RGB, "mask": RGB},
-        f'sample["mask"], uint8 array 20×30×3 {MASK}(array[..., 0])',
+        f'sample["mask"], uint8 array 20×30×3 {MASK_TEXT}(array[..., 0])',
     ),
     "masks next to bytes": (
         Pair(JPEG, torch.zeros(7, 20, 30, dtype=torch.bool)),
-        f"sample.gt_mask, bool tensor 7×20×30 {MASK}(tensor)",
+        f"sample.gt_mask, bool tensor 7×20×30 {MASK_TEXT}(tensor)",
     ),
     "boxes": (
         (RGB, {"boxes": BOXES, "labels": np.arange(2)}),
-        f"sample[1][\"boxes\"], float32 array 2×4, {BOXES_OF}Boxes(array, format='xyxy')",
+        f"sample[1][\"boxes\"], float32 array 2×4, {BOXES_TEXT}Boxes(array, format='xyxy')",
     ),
     "lists of boxes": (
         {"bboxes": BOXES.tolist(), "image": RGB},
-        f"sample[\"bboxes\"], a list, {BOXES_OF}Boxes(boxes, format='xyxy')",
+        f"sample[\"bboxes\"], a list, {BOXES_TEXT}Boxes(boxes, format='xyxy')",
     ),
     "boxes by COCO's name": (
         {"image": RGB, "bbox": BOXES},
-        f"sample[\"bbox\"], float32 array 2×4, {BOXES_OF}Boxes(array, format='xyxy'), with 'xywh' if they are COCO's",
+        f"sample[\"bbox\"], float32 array 2×4, {BOXES_TEXT}Boxes(array, format='xyxy'), with 'xywh' if they are COCO's",
     ),
     "COCO's annotations": (
         (RGB, [{"bbox": [1, 2, 3, 4], "id": 7}, {"bbox": [5, 6, 7, 8], "id": 8}]),
-        f'sample[1][0]["bbox"], a list, {STAYS} belongs to the image, return all boxes of the image as one '
+        f'sample[1][0]["bbox"], a list, {STAYS_TEXT} belongs to the image, return all boxes of the image as one '
         "gpuload.Boxes([o['bbox'] for o in objects], format='xywh')",
     ),
     "keypoints": (
         {"image": RGB, "keypoints": torch.zeros(2, 17, 3)},
-        f'sample["keypoints"], float32 tensor 2×17×3, {BOXES_OF}Keypoints(tensor[..., :2])',
+        f'sample["keypoints"], float32 tensor 2×17×3, {BOXES_TEXT}Keypoints(tensor[..., :2])',
     ),
     "both": (
         {"image": RGB, "mask": LEVELS, "boxes": BOXES},
-        f"return gpuload.Boxes(array, format='xyxy'); sample[\"mask\"], uint8 array 20×30 {MASK}",
+        f"return gpuload.Boxes(array, format='xyxy'); sample[\"mask\"], uint8 array 20×30 {MASK_TEXT}",
     ),
     "floats of three channels": (
         (gl.Image(RGB), RGB.astype(np.float32)),
-        f"sample[1], float32 array 20×30×3 {MASK}(array[..., 0]); if it is an image, gpuload.Image(array)",
+        f"sample[1], float32 array 20×30×3 {MASK_TEXT}(array[..., 0]); if it is an image, gpuload.Image(array)",
     ),
     "a second image": (
         (gl.Image(RGB), torch.from_numpy(RGB).permute(2, 0, 1)),
-        f"sample[1], uint8 tensor 3×20×30 {MASK}(tensor); if it is an image, gpuload.Image(tensor, layout='CHW')",
+        f"sample[1], uint8 tensor 3×20×30 {MASK_TEXT}(tensor); if it is an image, gpuload.Image(tensor, layout='CHW')",
     ),
     "a clip of its size": ((gl.Image(RGB), np.stack([RGB, RGB])), "sample[1], uint8 array 2×20×30×3 of the image's"),
     "three masks": (
         (RGB, torch.zeros(3, 20, 30, dtype=torch.bool)),
-        f"sample[1], bool tensor 3×20×30 {MASK}(tensor)",
+        f"sample[1], bool tensor 3×20×30 {MASK_TEXT}(tensor)",
     ),
     "many": ((JPEG, [RGB] * 9), "if it is an image, gpuload.Image(array); and 6 more"),
 }
 
 
-@pytest.mark.parametrize("kind", WARNED)
+@pytest.mark.parametrize("kind", SAMPLES_WITH_WARNING)
 def test_loader_warns_of_a_leaf_that_does_not_move_with_the_image(kind):
-    sample, text = WARNED[kind]
+    sample, text = SAMPLES_WITH_WARNING[kind]
     [warning] = warnings_of(sample, FLIP)
     assert text in warning
 
 
 @pytest.mark.parametrize("transforms", [FLIP, COLOUR, []])
 @pytest.mark.parametrize(
-    ("sample", "place", "mode"),
+    ("sample", "leaf", "mode"),
     [
-        ((pillow("RGB"), pillow("P")), "sample[1]", "P"),
-        ({"a": pillow("1"), "b": pillow("RGB")}, 'sample["a"]', "1"),
-        ((pillow("RGB"), pillow("L")), "sample[1]", "L"),
+        ((pillow_image("RGB"), pillow_image("P")), "sample[1]", "P"),
+        ({"a": pillow_image("1"), "b": pillow_image("RGB")}, 'sample["a"]', "1"),
+        ((pillow_image("RGB"), pillow_image("L")), "sample[1]", "L"),
         ((JPEG, gl.Encoded(encode(RGB, "PNG", "P"))), "sample[1]", "P"),
         ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"))), "sample[1]", "L"),
-        ({"image": pillow("L"), "mask": pillow("L")}, 'sample["mask"]', "L"),
+        ({"image": pillow_image("L"), "mask": pillow_image("L")}, 'sample["mask"]', "L"),
         ({"image": JPEG, "masks": [gl.Encoded(encode(RGB, "PNG", "RGB"))]}, 'sample["masks"][0]', "RGB"),
     ],
 )
-def test_loader_warns_of_a_picture_that_looks_like_a_mask(sample, place, mode, transforms):
+def test_loader_warns_of_a_picture_that_looks_like_a_mask(sample, leaf, mode, transforms):
     [warning] = warnings_of(sample, transforms)
     assert warning == (
-        f"{place}, with Pillow mode '{mode}', is treated as a photograph, and its values as colours; if it is a mask, "
+        f"{leaf}, with Pillow mode '{mode}', is treated as a photograph, and its values as colours; if it is a mask, "
         "return gpuload.Mask(picture)"
     )
 
 
-SILENT = {
+SAMPLES_WITHOUT_WARNING = {
     "targets": ({"image": RGB, "mask": gl.Mask(LEVELS), "boxes": gl.Boxes(BOXES)}, FLIP),
     "numbers": ((RGB, 3, "a", np.arange(4), np.zeros((2, 4)), torch.zeros(20)), FLIP),
     "images that say so": ((gl.Image(RGB), gl.Image(RGB)), FLIP),
@@ -261,17 +261,17 @@ SILENT = {
     "another image, and colours alone": ((gl.Image(RGB), RGB[..., :1]), COLOUR),
     "an array of another size": ((gl.Image(RGB), np.zeros((9, 9, 3), np.uint8)), FLIP),
     "no transforms": ((RGB, RGB, LEVELS), []),
-    "grey photographs": ((pillow("L"), pillow("L")), FLIP),
+    "grey photographs": ((pillow_image("L"), pillow_image("L")), FLIP),
     "a grey JPEG": ((JPEG, gl.Encoded(encode(LEVELS))), FLIP),
-    "a palette of another size": ((pillow("RGB"), pillow("P").resize((8, 9))), FLIP),
-    "a palette by itself": ((pillow("P"), 1), FLIP),
+    "a palette of another size": ((pillow_image("RGB"), pillow_image("P").resize((8, 9))), FLIP),
+    "a palette by itself": ((pillow_image("P"), 1), FLIP),
     "a mode that was asked for": ((JPEG, gl.Encoded(encode(RGB, "PNG", "L"), mode="L")), FLIP),
 }
 
 
-@pytest.mark.parametrize("kind", SILENT)
+@pytest.mark.parametrize("kind", SAMPLES_WITHOUT_WARNING)
 def test_loader_does_not_warn_of_correct_samples(kind):
-    assert warnings_of(*SILENT[kind]) == []
+    assert warnings_of(*SAMPLES_WITHOUT_WARNING[kind]) == []
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_read_returns_the_bytes_and_the_path(tmp_path):
 
 
 @pytest.mark.parametrize("data", [bytearray(b"abc"), memoryview(b"abc"), np.frombuffer(b"abc", np.uint8)])
-def test_encoded_makes_bytes_of_any_buffer(data):
+def test_encoded_converts_any_buffer_to_bytes(data):
     assert gl.Encoded(data).data == b"abc"
 
 
@@ -44,7 +44,7 @@ def test_encoded_makes_bytes_of_any_buffer(data):
         (np.zeros((6, 6, 6), np.float32), None, ValueError, r"got H×W×C = \(6, 6, 6\) with layout=None"),
     ],
 )
-def test_image_refuses_other_arrays(array, layout, error, text):
+def test_image_refuses_arrays_with_an_unsupported_dtype_or_ambiguous_shape(array, layout, error, text):
     with pytest.raises(error, match=text):
         gl.Image(array, layout=layout)
 
@@ -61,7 +61,7 @@ def test_image_refuses_other_arrays(array, layout, error, text):
         ((3, 20, 30), "CHW", (20, 30, 3)),
     ],
 )
-def test_image_stores_hwc_of_any_number_of_channels_in_three_dtypes(shape, layout, hwc, dtype):
+def test_image_stores_any_layout_as_hwc_in_native_byte_order(shape, layout, hwc, dtype):
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     image = gl.Image(array, layout=layout)
     assert image.hwc.shape == hwc
@@ -69,7 +69,7 @@ def test_image_stores_hwc_of_any_number_of_channels_in_three_dtypes(shape, layou
     assert np.array_equal(image.hwc.squeeze(), array.transpose(1, 2, 0) if layout == "CHW" else array)
 
 
-def test_targets_keep_dtypes_that_torch_has_and_widen_others():
+def test_targets_keep_dtypes_of_torch_and_widen_unsupported_dtypes():
     assert gl.Mask(np.zeros((4, 5), bool)).array.dtype == bool
     assert gl.Mask(np.zeros((2, 4, 5), np.uint16)).array.dtype == np.int32
     assert gl.Mask(np.zeros((4, 5), np.uint32)).array.dtype == np.int64
@@ -81,7 +81,7 @@ def test_targets_keep_dtypes_that_torch_has_and_widen_others():
     assert gl.Boxes(np.zeros((0, 4), np.float32), "CXCYWH").format == "cxcywh"
 
 
-def test_mask_of_a_pillow_image_has_its_stored_values():
+def test_mask_of_a_palette_image_holds_the_stored_indices():
     palette = PILImage.fromarray(np.arange(20, dtype=np.uint8).reshape(4, 5)).convert("P")
     np.testing.assert_array_equal(gl.Mask(palette).array, np.asarray(palette))
 
@@ -103,13 +103,13 @@ def test_mask_of_a_pillow_image_has_its_stored_values():
         (lambda: gl.Keypoints(np.ones(3)), ValueError, r"keypoints must be a \(…, 2\) array"),
     ],
 )
-def test_targets_refuse_other_arrays(make, error, text):
+def test_targets_refuse_arrays_with_a_wrong_dtype_shape_value_or_format(make, error, text):
     with pytest.raises(error, match=text):
         make()
 
 
-IMAGE = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
-MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
+IMAGE_REMEDY = "return gpuload.read(path), or gpuload.Encoded(bytes), without an Image around it"
+MASK_REMEDY = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Encoded(bytes))"
 
 
 @pytest.mark.parametrize(
@@ -144,32 +144,35 @@ MASK = "for a mask in a file, write Mask(gpuload.read(path)) or Mask(gpuload.Enc
             "samples without a file",
         ),
         (lambda: gl.read(["a"]), "got ['a'] (list); call it for each path, and leave out samples without a file"),
-        (lambda: gl.Image("cat.jpg"), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
-        (lambda: gl.Image(Path("cat.jpg")), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE}"),
-        (lambda: gl.Image(b"abc"), f"Image() takes an array of numbers, got bytes; {IMAGE}"),
+        (lambda: gl.Image("cat.jpg"), f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE_REMEDY}"),
+        (
+            lambda: gl.Image(Path("cat.jpg")),
+            f"Image() takes an array of numbers, got the path 'cat.jpg'; {IMAGE_REMEDY}",
+        ),
+        (lambda: gl.Image(b"abc"), f"Image() takes an array of numbers, got bytes; {IMAGE_REMEDY}"),
         (
             lambda: gl.Image(gl.Encoded(b"abc")),
-            f"Image() takes an array of numbers, got an Encoded(3 bytes, mode='RGB', source=None); {IMAGE}",
+            f"Image() takes an array of numbers, got an Encoded(3 bytes, mode='RGB', source=None); {IMAGE_REMEDY}",
         ),
-        (lambda: gl.Mask("cat.png"), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
-        (lambda: gl.Mask(Path("cat.png")), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK}"),
-        (lambda: gl.Mask(b"abc"), f"Mask() takes an array of numbers, got bytes; {MASK}"),
+        (lambda: gl.Mask("cat.png"), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK_REMEDY}"),
+        (lambda: gl.Mask(Path("cat.png")), f"Mask() takes an array of numbers, got the path 'cat.png'; {MASK_REMEDY}"),
+        (lambda: gl.Mask(b"abc"), f"Mask() takes an array of numbers, got bytes; {MASK_REMEDY}"),
     ],
 )
-def test_leaves_refuse_similar_values_with_a_remedy(make, remedy):
+def test_sample_types_refuse_common_mistakes_with_a_remedy(make, remedy):
     with pytest.raises((TypeError, ValueError), match=f"{re.escape(remedy)}$"):
         make()
 
 
-def cropped(samples):
-    """Load one batch of the samples with a crop."""
+def load_cropped_batch(samples):
+    """Load one batch of the samples with a center crop of 4×4."""
     [batch] = gpuload_batches(samples, len(samples), transforms=[T.CenterCrop(4)])
     return batch
 
 
 def error_of(sample) -> str:
     with pytest.raises(gl.SampleError) as caught:
-        cropped([sample])
+        load_cropped_batch([sample])
     return str(caught.value)
 
 
@@ -194,7 +197,7 @@ def test_loader_refuses_pillow_images_of_more_than_8_bits(dtype, text):
 @pytest.mark.parametrize("mode", ["1", "P", "L", "LA", "RGB", "RGBA", "CMYK"])
 def test_loader_takes_pillow_images_of_8_bits_in_every_mode(mode):
     image = PILImage.fromarray(np.full((8, 9, 3), 255, np.uint8)).convert(mode)
-    assert (cropped([(image, 0)])[0][:, :3] == 255).all()
+    assert (load_cropped_batch([(image, 0)])[0][:, :3] == 255).all()
 
 
 def test_loader_refuses_a_16_bit_file_as_image_and_takes_it_as_mask(tmp_path):
@@ -202,7 +205,7 @@ def test_loader_refuses_a_16_bit_file_as_image_and_takes_it_as_mask(tmp_path):
     encoded = gl.read(tmp_path / "deep.png")
     assert "deep.png" in error_of((encoded, 0))
     assert "this PNG holds 16 bits per pixel" in error_of((encoded, 0))
-    _, masks = cropped([(gl.Image(np.zeros((8, 9, 3), np.uint8)), gl.Mask(encoded))])
+    _, masks = load_cropped_batch([(gl.Image(np.zeros((8, 9, 3), np.uint8)), gl.Mask(encoded))])
     assert (masks == 30000).all()
 
 
@@ -234,23 +237,23 @@ def test_loader_refuses_a_16_bit_file_as_image_and_takes_it_as_mask(tmp_path):
         ),
         ({"caption": None, "path": "a.jpg"}, "is the path 'a.jpg'; return gpuload.read(path) instead"),
     ],
-    ids=["grey", "floats", "neither", "long", "bfloat16", "float16", "none", "none_and_path"],
+    ids=["grey", "floats", "no_image_shape", "long", "bfloat16", "float16", "none", "none_and_path"],
 )
 def test_loader_describes_a_sample_without_an_image_with_a_remedy(sample, text):
     assert text in error_of(sample)
 
 
 def test_loader_takes_a_float_array_as_image_only_if_declared():
-    not_a_number = np.full((8, 9, 3), np.nan, np.float32)
+    nan_pixels = np.full((8, 9, 3), np.nan, np.float32)
     text = "sample[0], float32 array 8×9×3, counts as an image only as gpuload.Image(array)"
-    assert text in error_of((not_a_number, 0))
-    images, _ = cropped([(gl.Image(not_a_number), 0)])
+    assert text in error_of((nan_pixels, 0))
+    images, _ = load_cropped_batch([(gl.Image(nan_pixels), 0)])
     assert images.shape == (1, 3, 4, 4)
-    assert images.isnan().all(), "no value is converted"
+    assert images.isnan().all(), "NaN values must pass through unchanged"
 
 
 @pytest.mark.parametrize("value", [255, -0.5])
-def test_normalize_of_fractions_refuses_floats_outside_0_to_1(value):
+def test_normalize_with_a_mean_in_0_to_1_refuses_float_images_outside_0_to_1(value):
     text = (
         f"ValueError: the image contains floats from {value} to {value}, but float images must be in 0 … 1; pass pixel"
     )
@@ -260,7 +263,7 @@ def test_normalize_of_fractions_refuses_floats_outside_0_to_1(value):
             gpuload_batches(images, 3, transforms=transforms)
 
 
-def test_normalize_of_fractions_takes_masks_of_any_floats():
+def test_normalize_with_a_mean_in_0_to_1_does_not_check_float_masks():
     sample = gl.Image(np.zeros((8, 9, 3), np.float32)), gl.Mask(np.full((1, 8, 9), 91, np.float32))
     [(_, mask)] = gpuload_batches([sample], transforms=[NORMALIZE])
     assert (mask == 91).all()
@@ -271,10 +274,11 @@ def test_normalize_of_fractions_takes_masks_of_any_floats():
     [
         ([T.CenterCrop(4)], 3),
         ([T.ToDtype("float32"), T.Normalize([120.0] * 3, [50.0] * 3)], 3),
-        ([T.Normalize([0.5] * 4, [0.2] * 4)], 4),  # such as reflectances and an index of vegetation
+        ([T.Normalize([0.5] * 4, [0.2] * 4)], 4),  # for example three reflectances and a vegetation index
         ([T.Lambda(lambda images: images / 255, per="image"), NORMALIZE], 3),
     ],
+    ids=["no Normalize", "Normalize in 0 … 255", "four channels", "Lambda before Normalize"],
 )
-def test_normalize_of_other_units_takes_any_floats(transforms, channels):
+def test_loader_accepts_any_floats_if_normalize_does_not_expect_rgb_in_0_to_1(transforms, channels):
     image = gl.Image(np.full((8, 9, channels), 255, np.float32))
     assert len(gpuload_batches([image], transforms=transforms)) == 1

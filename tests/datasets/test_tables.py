@@ -58,9 +58,9 @@ class SubclassedTensorDataset(TensorDataset):
 
 
 NOT_SELECTABLE = {
-    "a class of the user's own": (SubclassedTensorDataset(LABELS), KEYS),
-    "a part of one": (Subset(SubclassedTensorDataset(LABELS), range(6)), KEYS),
-    "one next to an array": (StackDataset(ROWS, SubclassedTensorDataset(LABELS)), KEYS),
+    "a dataset of the user's own class": (SubclassedTensorDataset(LABELS), KEYS),
+    "a part of a dataset of the user's own class": (Subset(SubclassedTensorDataset(LABELS), range(6)), KEYS),
+    "an array and a dataset of the user's own class": (StackDataset(ROWS, SubclassedTensorDataset(LABELS)), KEYS),
     "concatenated": (ConcatDataset([TensorDataset(LABELS)]), KEYS),
     "bfloat16": (LABELS.to(torch.bfloat16), KEYS),
     "a conjugate": (torch.zeros(6, dtype=torch.complex64).conj(), KEYS),
@@ -68,11 +68,11 @@ NOT_SELECTABLE = {
     "sparse": (torch.eye(6).to_sparse(), KEYS),
     "objects": (np.array([None] * 6), KEYS),
     "text": (np.array(list("abcdef")), KEYS),
-    "the other byte order": (ROWS.astype(">f4"), KEYS),
-    "a key behind the end": (ROWS, np.array([6])),
+    "non-native byte order": (ROWS.astype(">f4"), KEYS),
+    "a key beyond the end": (ROWS, np.array([6])),
     "a negative key": (ROWS, np.array([-1])),
-    "a key behind the end of a list": ([1, 2], np.array([2])),
-    "a key behind the end of a part": (Subset(ROWS, [0, 1]), np.array([2])),
+    "a key beyond the end of a list": ([1, 2], np.array([2])),
+    "a key beyond the end of a part": (Subset(ROWS, [0, 1]), np.array([2])),
     "a negative key of a part": (Subset(ROWS, [0, 1]), np.array([-1])),
     "a dict without the key": ({0: 1}, np.array([1])),
     "keys of another kind": (ROWS, ["a"]),
@@ -82,9 +82,9 @@ NOT_SELECTABLE = {
 }
 
 
-@pytest.mark.parametrize("case", NOT_SELECTABLE)
-def test_select_columns_of_other_datasets_or_keys_returns_none(case):
-    dataset, keys = NOT_SELECTABLE[case]
+@pytest.mark.parametrize("kind", NOT_SELECTABLE)
+def test_select_columns_of_unsupported_datasets_or_keys_returns_none(kind):
+    dataset, keys = NOT_SELECTABLE[kind]
     assert select_columns(dataset, keys) is None
 
 

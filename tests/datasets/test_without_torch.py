@@ -18,7 +18,7 @@ from gpuload import transforms as T
 from gpuload.datasets.without_torch import FolderCopy, SubsetCopy, without_torch
 
 
-def assert_same(dataset: Any) -> None:
+def assert_equal_copy(dataset: Any) -> None:
     copy = pickle.loads(pickle.dumps(without_torch(dataset)))
     assert type(copy) in (FolderCopy, SubsetCopy)
     assert len(copy) == len(dataset)
@@ -33,12 +33,12 @@ def assert_same(dataset: Any) -> None:
 
 
 def test_folder_copy_equals_image_folder(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(vision.ImageFolder(folder, loader=gl.read))
+    assert_equal_copy(vision.ImageFolder(folder, loader=gl.read))
     monkeypatch.chdir(folder.parent)
     for root in (folder.name, f"./{folder.name}/", f"{folder}//", Path(folder.name)):
-        assert_same(vision.ImageFolder(root, loader=gl.read))
+        assert_equal_copy(vision.ImageFolder(root, loader=gl.read))
     monkeypatch.chdir(folder)
-    assert_same(vision.ImageFolder(".", loader=gl.read))
+    assert_equal_copy(vision.ImageFolder(".", loader=gl.read))
 
 
 def test_folder_copy_has_samples_that_the_user_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
@@ -56,14 +56,14 @@ def test_folder_copy_has_samples_that_the_user_changed(vision: ModuleType, folde
         [],
     ):
         dataset.samples = samples
-        assert_same(dataset)
+        assert_equal_copy(dataset)
 
 
 def test_subset_copy_has_the_samples_of_subset(vision: ModuleType, folder: Path) -> None:
     dataset = vision.ImageFolder(folder, loader=gl.read)
     for subset in random_split(dataset, [6, 4], torch.Generator().manual_seed(3)):
-        assert_same(subset)
-    assert_same(Subset(Subset(dataset, range(8)), np.array([3, 1, 7])))
+        assert_equal_copy(subset)
+    assert_equal_copy(Subset(Subset(dataset, range(8)), np.array([3, 1, 7])))
     assert Subset(dataset, [1]).dataset is dataset
 
 
@@ -77,12 +77,12 @@ def test_folder_copy_pickles_without_torch_in_under_20_bytes_a_sample(vision: Mo
     assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(dataset.samples)
 
 
-def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_datasets_stay_unchanged(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class SubclassedFolder(vision.ImageFolder):
         pass
 
     options = {"loader": gl.read}
-    plain = vision.ImageFolder(folder, **options)
+    image_folder = vision.ImageFolder(folder, **options)
     datasets = [
         SubclassedFolder(folder, **options),
         vision.ImageFolder(folder),
@@ -90,7 +90,7 @@ def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, mo
         vision.ImageFolder(folder, transform=str, **options),
         vision.ImageFolder(folder, target_transform=str, **options),
         vision.DatasetFolder(folder, gl.read, (".jpg",)),
-        ConcatDataset([plain]),
+        ConcatDataset([image_folder]),
         gl.ImageFolder(folder),
         [1, 2],
     ]
@@ -98,12 +98,12 @@ def test_without_torch_keeps_other_datasets(vision: ModuleType, folder: Path, mo
         assert without_torch(dataset) is dataset
         subset = Subset(dataset, [0])
         assert without_torch(subset) is subset
-    plain.transforms = str
-    assert without_torch(plain) is plain
-    plain.transforms = None
-    assert without_torch(plain) is not plain
+    image_folder.transforms = str
+    assert without_torch(image_folder) is image_folder
+    image_folder.transforms = None
+    assert without_torch(image_folder) is not image_folder
     monkeypatch.setattr(vision.ImageFolder, "__getitem__", lambda self, index: index)
-    assert without_torch(plain) is plain
+    assert without_torch(image_folder) is image_folder
 
 
 def has_torch(pid: int) -> bool:
@@ -112,16 +112,16 @@ def has_torch(pid: int) -> bool:
 
 @pytest.mark.fresh
 @pytest.mark.processes
-@pytest.mark.parametrize("part", ["folder", "subset"])
-def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleType, folder: Path, part: str) -> None:
+@pytest.mark.parametrize("kind", ["folder", "subset"])
+def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleType, folder: Path, kind: str) -> None:
     dataset = images = vision.ImageFolder(folder, loader=gl.read)
-    if part == "subset":
+    if kind == "subset":
         dataset = Subset(images, [7, 2, 5, 9, 0, 3])
     options: dict[str, Any] = {"batch_size": 3, "device": "cpu", "transforms": [T.RandomCrop(16)]}
     with gl.Loader(dataset, num_workers=2, **options) as loader, gl.Loader(dataset, num_workers=0, **options) as here:
         assert loader.dataset is dataset
 
-        def assert_same_epoch() -> list[int]:
+        def assert_equal_epochs() -> list[int]:
             labels = []
             for (pixels, targets), (expected, expected_targets) in zip(loader, here, strict=True):
                 assert pixels.equal(expected)
@@ -129,17 +129,17 @@ def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleT
                 labels += targets.tolist()
             return labels
 
-        before = assert_same_epoch()
+        labels_before = assert_equal_epochs()
         pids = loader._session.engine.pids
-        assert not any(map(has_torch, pids))
+        assert [pid for pid in pids if has_torch(pid)] == []
         images.samples.reverse()
-        assert assert_same_epoch() != before
+        assert assert_equal_epochs() != labels_before
         images.samples = [(path, 5) for path, _ in images.samples]
-        assert set(assert_same_epoch()) == {5}
+        assert set(assert_equal_epochs()) == {5}
         assert loader._session.engine.pids == pids
-        if part == "subset":
+        if kind == "subset":
             dataset.indices[:] = [0, 0, 0, 1, 1, 1]
-            assert_same_epoch()
+            assert_equal_epochs()
 
 
 def test_loader_with_worker_init_fn_sends_the_dataset_itself(folder: Path, vision: ModuleType) -> None:

@@ -30,16 +30,16 @@ REMEDY = "For any other dataset, make its __getitem__ return gpuload.read(path) 
 
 
 def test_wrap_folder_yields_bytes_in_torchvisions_order_with_its_labels(vision: ModuleType, folder: Path) -> None:
-    theirs = vision.ImageFolder(folder)
-    wrapped = gl.wrap(theirs)
-    assert len(wrapped) == len(theirs) == 10
-    assert list(wrapped.paths) == [path for path, _ in theirs.samples]
-    assert wrapped.targets.tolist() == theirs.targets
-    assert (wrapped.classes, wrapped.class_to_idx) == (theirs.classes, theirs.class_to_idx)
+    original = vision.ImageFolder(folder)
+    wrapped = gl.wrap(original)
+    assert len(wrapped) == len(original) == 10
+    assert list(wrapped.paths) == [path for path, _ in original.samples]
+    assert wrapped.targets.tolist() == original.targets
+    assert (wrapped.classes, wrapped.class_to_idx) == (original.classes, original.class_to_idx)
     for index in (*range(10), -1):
         image, label = wrapped[index]
-        assert image == gl.read(theirs.samples[index][0])
-        assert (label, type(label)) == (theirs.samples[index][1], int)
+        assert image == gl.read(original.samples[index][0])
+        assert (label, type(label)) == (original.samples[index][1], int)
     assert repr(wrapped) == f"wrap(ImageFolder({str(folder)!r}): 10 images in 3 classes)"
 
 
@@ -53,30 +53,30 @@ def test_wrap_folder_batches_equal_image_folders(vision: ModuleType, folder: Pat
 
 
 def test_wrap_folder_pixels_equal_torchvisions(vision: ModuleType, folder: Path) -> None:
-    theirs = vision.ImageFolder(folder)
-    for (images, labels), (image, label) in zip(gpuload_batches(gl.wrap(theirs)), theirs, strict=True):
+    original = vision.ImageFolder(folder)
+    for (images, labels), (image, label) in zip(gpuload_batches(gl.wrap(original)), original, strict=True):
         np.testing.assert_array_equal(images[0].permute(1, 2, 0).numpy(), np.asarray(image))
         assert labels.tolist() == [label]
 
 
 @pytest.mark.processes
 def test_wrap_folder_workers_import_no_torch(vision: ModuleType, folder: Path) -> None:
-    theirs = vision.ImageFolder(
+    original = vision.ImageFolder(
         folder, target_transform=lambda label: (label, {"torch", "torchvision"} & {*sys.modules})
     )
-    batches = gpuload_batches(gl.wrap(theirs), 5, num_workers=2, transforms=[T.CenterCrop(16)], collate_fn=list)
+    batches = gpuload_batches(gl.wrap(original), 5, num_workers=2, transforms=[T.CenterCrop(16)], collate_fn=list)
     targets = [target for batch in batches for _, target in batch]
-    assert targets == [(label, set()) for _, label in theirs.samples]
+    assert targets == [(label, set()) for _, label in original.samples]
 
 
-def test_wrap_folder_pickles_small(vision: ModuleType, folder: Path) -> None:
-    theirs = vision.ImageFolder(folder)
-    theirs.samples = theirs.samples * 1000
+def test_wrap_folder_pickle_takes_under_20_bytes_per_sample(vision: ModuleType, folder: Path) -> None:
+    original = vision.ImageFolder(folder)
+    original.samples = original.samples * 1000
     buffers: list[pickle.PickleBuffer] = []
-    stream = cloudpickle.dumps(gl.wrap(theirs), protocol=5, buffer_callback=buffers.append)
+    stream = cloudpickle.dumps(gl.wrap(original), protocol=5, buffer_callback=buffers.append)
     assert len(stream) < 1500
-    assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(theirs.samples)
-    assert pickle.loads(stream, buffers=buffers)[9999][0].source == theirs.samples[9999][0]
+    assert sum(len(buffer.raw()) for buffer in buffers) < 20 * len(original.samples)
+    assert pickle.loads(stream, buffers=buffers)[9999][0].source == original.samples[9999][0]
 
 
 def test_wrap_folder_makes_its_root_absolute(vision: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,25 +90,25 @@ def test_wrap_folder_makes_its_root_absolute(vision: ModuleType, folder: Path, m
 def test_wrap_folder_keeps_samples_that_the_user_changed(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "x.jpg"
     elsewhere.write_bytes(b"x")
-    theirs = vision.ImageFolder(folder)
-    theirs.samples = [theirs.samples[3], (str(elsewhere), -300)]
-    wrapped = gl.wrap(theirs)
-    assert [wrapped[i][1] for i in range(2)] == [theirs.samples[0][1], -300]
-    assert list(wrapped.paths) == [path for path, _ in theirs.samples]
+    original = vision.ImageFolder(folder)
+    original.samples = [original.samples[3], (str(elsewhere), -300)]
+    wrapped = gl.wrap(original)
+    assert wrapped.targets.tolist() == [label for _, label in original.samples]
+    assert list(wrapped.paths) == [path for path, _ in original.samples]
     assert wrapped.targets.dtype == np.int16
-    theirs.samples = [(str(elsewhere), "other"), (elsewhere, None)]
-    wrapped = gl.wrap(theirs)
+    original.samples = [(str(elsewhere), "other"), (elsewhere, None)]
+    wrapped = gl.wrap(original)
     assert [wrapped[i] for i in range(2)] == [(gl.read(elsewhere), "other"), (gl.read(elsewhere), None)]
-    theirs.samples = []
-    assert len(gl.wrap(theirs)) == 0
+    original.samples = []
+    assert len(gl.wrap(original)) == 0
 
 
 def test_wrap_folder_takes_find_classes_loaders_and_modes(vision: ModuleType, folder: Path) -> None:
-    class Two(vision.ImageFolder):
+    class TwoClasses(vision.ImageFolder):
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             return ["cat", "ant"], {"cat": 0, "ant": 1}
 
-    assert [gl.wrap(Two(folder))[i][1] for i in range(7)] == [1, 1, 1, 1, 0, 0, 0]
+    assert gl.wrap(TwoClasses(folder)).targets.tolist() == [1, 1, 1, 1, 0, 0, 0]
     loader = vision.folder.pil_loader
     assert gl.wrap(vision.DatasetFolder(folder, loader, (".jpg",)), mode="L")[0][0].mode == "L"
     with_read = vision.ImageFolder(folder, loader=gl.read)
@@ -119,10 +119,10 @@ def test_wrap_folder_takes_find_classes_loaders_and_modes(vision: ModuleType, fo
 
 @pytest.mark.processes
 def test_wrap_folder_read_errors_name_the_path(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
-    theirs = vision.ImageFolder(folder)
+    original = vision.ImageFolder(folder)
     path = str(tmp_path / "gone.jpg")
-    theirs.samples[2] = (path, 0)
-    wrapped = gl.wrap(theirs)
+    original.samples[2] = (path, 0)
+    wrapped = gl.wrap(original)
     with pytest.raises(FileNotFoundError, match=re.escape(path)):
         wrapped[2]
     with pytest.raises(IndexError, match=r"index 10 is out of range: WrappedFolder\('/'\) has 10 images"):
@@ -142,19 +142,19 @@ def test_wrap_folder_refuses_transforms_of_images(vision: ModuleType, folder: Pa
     )
     with pytest.raises(TypeError, match=exactly(message)):
         gl.wrap(vision.ImageFolder(folder, transform=double))
-    theirs = vision.ImageFolder(folder)
-    theirs.transforms = double
+    original = vision.ImageFolder(folder)
+    original.transforms = double
     with pytest.raises(TypeError, match=starting("got a torchvision.datasets.folder.ImageFolder with transforms=")):
-        gl.wrap(theirs)
+        gl.wrap(original)
 
 
-def test_wrap_folder_refuses_overridden_getitem_and_other_loaders(vision: ModuleType, folder: Path) -> None:
+def test_wrap_folder_refuses_overridden_getitem_and_unknown_loaders(vision: ModuleType, folder: Path) -> None:
     class Cropped(vision.ImageFolder):
         def __getitem__(self, index: int) -> Any:
             image, label = super().__getitem__(index)
             return image.crop((0, 0, 1, 1)), label
 
-    name = f"{__name__}.test_wrap_folder_refuses_overridden_getitem_and_other_loaders.<locals>.Cropped"
+    name = f"{__name__}.test_wrap_folder_refuses_overridden_getitem_and_unknown_loaders.<locals>.Cropped"
     message = (
         f"got a {name}, but its class overrides __getitem__, which would be bypassed. Make __getitem__ return "
         "gpuload.read(path) instead of the image, and omit wrap()"
@@ -170,7 +170,7 @@ def test_wrap_folder_refuses_overridden_getitem_and_other_loaders(vision: Module
         gl.wrap(vision.DatasetFolder(folder, np.load, (".jpg",)))
 
 
-def test_wrap_refuses_options_of_coco_for_other_datasets(vision: ModuleType, folder: Path) -> None:
+def test_wrap_refuses_options_of_coco_for_image_folders(vision: ModuleType, folder: Path) -> None:
     message = (
         "got a torchvision.datasets.folder.ImageFolder in a Subset; annotations= and crowds= apply to torchvision's "
         "CocoDetection only; remove them"
@@ -181,33 +181,34 @@ def test_wrap_refuses_options_of_coco_for_other_datasets(vision: ModuleType, fol
 
 
 def test_wrap_keeps_subset_and_concat_dataset_around_wrapped_datasets(vision: ModuleType, folder: Path) -> None:
-    theirs = vision.ImageFolder(folder)
-    subset = Subset(theirs, [7, 2, 2])
-    wrapped = gl.wrap(ConcatDataset([subset, theirs, gl.ImageFiles(folder)]), mode="L")
+    original = vision.ImageFolder(folder)
+    subset = Subset(original, [7, 2, 2])
+    wrapped = gl.wrap(ConcatDataset([subset, original, gl.ImageFiles(folder)]), mode="L")
     assert type(wrapped) is ConcatDataset
     assert type(wrapped.datasets[0]) is Subset
     assert len(wrapped) == 3 + 10 + 10
     order = [7, 2, 2, *range(10)]
-    assert [wrapped[i][0].source for i in range(13)] == [theirs.samples[n][0] for n in order]
-    assert [wrapped[i][1] for i in range(13)] == [theirs.samples[n][1] for n in order]
+    assert [wrapped[i][0].source for i in range(13)] == [original.samples[n][0] for n in order]
+    assert [wrapped[i][1] for i in range(13)] == [original.samples[n][1] for n in order]
     assert wrapped[0][0].mode == "L"
     assert wrapped[13] == gl.ImageFiles(folder)[0]
-    assert subset.dataset is theirs, "wrap() must not change its argument"
+    assert subset.dataset is original, "wrap() must not change its argument"
 
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.processes
-def test_wrap_random_split_batches_equal_those_of_the_same_subset(vision: ModuleType, folder: Path) -> None:
+def test_wrap_random_split_batches_equal_batches_of_the_same_subset(vision: ModuleType, folder: Path) -> None:
     train, _ = random_split(vision.ImageFolder(folder), [6, 4], torch.Generator().manual_seed(3))
     expected = Subset(gl.ImageFolder(folder), train.indices)
     options: dict[str, Any] = {"batch_size": 4, "transforms": [T.RandomCrop(16)]}
     assert alike(gpuload_batches(gl.wrap(train), num_workers=2, **options), gpuload_batches(expected, **options))
 
 
-def test_wrap_concat_of_folders_with_other_classes_warns(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
-    both = ConcatDataset([vision.ImageFolder(folder), vision.ImageFolder(picture_folders.folder(tmp_path, {"bee": 1}))])
+def test_wrap_concat_of_folders_with_different_classes_warns(vision: ModuleType, folder: Path, tmp_path: Path) -> None:
+    bees = picture_folders.folder(tmp_path, {"bee": 1})
+    folders = ConcatDataset([vision.ImageFolder(folder), vision.ImageFolder(bees)])
     with pytest.warns(UserWarning, match="label 0 is 'ant' in the first and 'bee' in the second") as caught:
-        gl.wrap(both)
+        gl.wrap(folders)
     assert caught[0].filename == __file__
 
 
@@ -227,7 +228,7 @@ def test_wrap_refuses_a_subset_that_overrides_getitem(folder: Path) -> None:
         gl.wrap(Mapped(gl.ImageFiles(folder), [0]))
 
 
-def test_wrap_refuses_other_datasets_by_name(vision: ModuleType, folder: Path) -> None:
+def test_wrap_refuses_unsupported_datasets_and_names_their_class(vision: ModuleType, folder: Path) -> None:
     nested = Subset(ConcatDataset([gl.ImageFiles(folder), [1, 2]]), [0])
     for dataset, name in (
         ([1], "builtins.list"),
@@ -239,9 +240,9 @@ def test_wrap_refuses_other_datasets_by_name(vision: ModuleType, folder: Path) -
 
 
 def test_wrap_refuses_a_folder_that_torchvision_wrapped(vision: ModuleType, folder: Path) -> None:
-    theirs = vision.wrap_dataset_for_transforms_v2(vision.ImageFolder(folder))
+    original = vision.wrap_dataset_for_transforms_v2(vision.ImageFolder(folder))
     with pytest.raises(TypeError, match=r"; wrap the ImageFolder itself, as in gpuload\.wrap\(ImageFolder\(…\)\)$"):
-        gl.wrap(theirs)
+        gl.wrap(original)
 
 
 @pytest.mark.processes

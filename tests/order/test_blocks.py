@@ -1,4 +1,4 @@
-"""The block shuffle: a permutation for all blocks and windows, in which neighbors come at about the same time."""
+"""The block shuffle: a permutation for all blocks and windows, in which neighboring samples are close together."""
 
 from __future__ import annotations
 
@@ -90,45 +90,47 @@ def test_index_of_a_block_order_does_not_depend_on_other_positions(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
-    blocks=any_blocks(min_samples=1), batch=st.integers(1, 9), ranks=st.integers(1, 5), stop=st.integers(0, 30),
-    uneven=st.sampled_from(["exact", "pad", "drop"]), group=st.sampled_from([1, 2, 4]),
+    blocks=any_blocks(min_samples=1), batch_size=st.integers(1, 9), ranks=st.integers(1, 5),
+    steps_done=st.integers(0, 30), uneven=st.sampled_from(["exact", "pad", "drop"]),
+    group_size=st.sampled_from([1, 2, 4]),
 )  # fmt: skip
-def test_ranks_share_the_global_batches_of_a_block_order(blocks, batch, ranks, stop, uneven, group):
-    options = {"samples": blocks.n, "shuffle": True, "blocks": blocks, "uneven": uneven, "group_size": group}
+def test_ranks_share_the_global_batches_of_a_block_order(blocks, batch_size, ranks, steps_done, uneven, group_size):
+    options = {"samples": blocks.n, "shuffle": True, "blocks": blocks, "uneven": uneven, "group_size": group_size}
 
-    def epoch(ranks: int, batch: int, start: int = 0) -> list[tuple[RankBatch, ...]]:
-        plans = [Shares(rank=r, world_size=ranks, batch_size=batch, **options) for r in range(ranks)]
+    def steps_of_epoch(ranks: int, batch_size: int, start: int = 0) -> list[tuple[RankBatch, ...]]:
+        plans = [Shares(rank=r, world_size=ranks, batch_size=batch_size, **options) for r in range(ranks)]
         return list(zip(*(plan.batches(2, start) for plan in plans), strict=True))
 
-    global_batch_size = batch * group * ranks
-    of_one_rank, shared = epoch(1, global_batch_size), epoch(ranks, batch * group)
-    assert len(shared) == Shares(rank=0, world_size=ranks, batch_size=batch * group, **options).steps()
-    for number, step in enumerate(shared):
-        positions = np.concatenate([rows.positions[rows.valid] for rows in step])
-        indices = np.concatenate([rows.indices[rows.valid] for rows in step])
+    global_batch_size = batch_size * group_size * ranks
+    single_rank, steps = steps_of_epoch(1, global_batch_size), steps_of_epoch(ranks, batch_size * group_size)
+    assert len(steps) == Shares(rank=0, world_size=ranks, batch_size=batch_size * group_size, **options).steps()
+    for number, step in enumerate(steps):
+        positions = np.concatenate([batch.positions[batch.valid] for batch in step])
+        indices = np.concatenate([batch.indices[batch.valid] for batch in step])
         if (number + 1) * global_batch_size <= blocks.n:
             expected = np.arange(number * global_batch_size, (number + 1) * global_batch_size)
             assert np.sort(positions).tolist() == expected.tolist()
-            assert np.sort(indices).tolist() == np.sort(of_one_rank[number][0].indices).tolist()
-            for rows in step:  # groups are complete and in order
-                assert (rows.positions.reshape(-1, group) // group * group == rows.positions[::group, None]).all()
+            assert np.sort(indices).tolist() == np.sort(single_rank[number][0].indices).tolist()
+            for batch in step:  # groups are complete and in order
+                groups = batch.positions.reshape(-1, group_size)
+                assert (groups // group_size * group_size == groups[:, :1]).all()
     if uneven == "exact":
-        seen = [index for step in shared for rows in step for index in rows.indices[rows.valid].tolist()]
-        assert sorted(seen) == list(range(blocks.n))
-    stop = min(stop, len(shared))
-    resumed = epoch(ranks, batch * group, min(stop * global_batch_size, blocks.n))
-    for before, after in zip(shared[stop:], resumed, strict=True):
+        all_indices = [index for step in steps for batch in step for index in batch.indices[batch.valid].tolist()]
+        assert sorted(all_indices) == list(range(blocks.n))
+    steps_done = min(steps_done, len(steps))
+    resumed = steps_of_epoch(ranks, batch_size * group_size, min(steps_done * global_batch_size, blocks.n))
+    for before, after in zip(steps[steps_done:], resumed, strict=True):
         assert [r.indices.tolist() for r in before] == [r.indices.tolist() for r in after]
 
 
 def test_each_rank_reads_only_its_part_of_the_blocks_of_a_window():
-    """Each of 8 ranks reads 8 of a window's 64 blocks and a few more, not all."""
+    """Each of 8 ranks reads 8 of a window's 64 blocks, and a few more blocks in which its share begins or ends."""
     blocks = Blocks(64 * 256, BlockShuffle(block=256, window=64))
     for rank in range(8):
         plan = Shares(samples=blocks.n, batch_size=32, shuffle=True, blocks=blocks, rank=rank, world_size=8)
-        indices = np.concatenate([rows.indices for rows in plan.batches(0)])
+        indices = np.concatenate([batch.indices for batch in plan.batches(0)])
         assert len(indices) == blocks.n // 8
-        assert len(np.unique(indices // 256)) <= 20
+        assert len(np.unique(indices // 256)) <= 20, rank
 
 
 @settings(deadline=None, max_examples=20)
@@ -138,11 +140,11 @@ def test_block_order_of_a_huge_dataset_takes_little_memory(n: int, start: float)
     first_position = int(start * (n - 256))
     tracemalloc.start()
     indices = order(np.arange(first_position, first_position + 256))
-    peak = tracemalloc.get_traced_memory()[1]
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(np.unique(indices)) == 256
     assert 0 <= indices.min() <= indices.max() < n
-    assert peak < 1 << 20
+    assert peak_bytes < 1 << 20
 
 
 @pytest.mark.slow
@@ -178,7 +180,7 @@ def test_blocks_have_different_names_for_different_orders():
 # -- in a loader ------------------------------------------------------------------------------------------------------
 
 
-class Numbers(MapDataset):
+class BlockDataset(MapDataset):
     def __init__(self, count: int, bounds: object = None) -> None:
         super().__init__(samples=count)
         self.bounds = bounds
@@ -187,18 +189,18 @@ class Numbers(MapDataset):
         return self.bounds
 
 
-def loader(dataset: object, **options: object) -> gl.Loader:
+def make_loader(dataset: object, **options: object) -> gl.Loader:
     return cpu_loader(dataset, 8, **{"shuffle": "block", **options})
 
 
-def numbers(batches: Any) -> list[int]:
+def load_indices(batches: Any) -> list[int]:
     return [index for batch in batches for index in batch.tolist()]
 
 
 def test_loader_with_block_shuffle_reshuffles_each_epoch_and_resumes():
     options = BlockShuffle(block=4, window=3)
-    with loader(Numbers(50), shuffle=options) as first_loader:
-        epochs = [numbers(first_loader), numbers(first_loader)]
+    with make_loader(BlockDataset(50), shuffle=options) as first_loader:
+        epochs = [load_indices(first_loader), load_indices(first_loader)]
         assert epochs[0] != epochs[1]
         assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
         assert len({index // 4 for index in epochs[0][:12]}) in (3, 4)  # the short block may be among them
@@ -207,20 +209,20 @@ def test_loader_with_block_shuffle_reshuffles_each_epoch_and_resumes():
         batches = [next(iterator), next(iterator)]
         state = first_loader.state_dict()
     assert state["order"] == "blocks-4-3"
-    with loader(Numbers(50), shuffle=options) as second_loader:
+    with make_loader(BlockDataset(50), shuffle=options) as second_loader:
         second_loader.load_state_dict(state)
-        assert numbers(batches) + numbers(second_loader) == epochs[1]
-    for other_shuffle in (BlockShuffle(block=4, window=2), True, "block"):
+        assert load_indices(batches) + load_indices(second_loader) == epochs[1]
+    for shuffle in (BlockShuffle(block=4, window=2), True, "block"):
         with pytest.raises(ValueError, match="order was 'blocks-4-3' and is"):
-            loader(Numbers(50), shuffle=other_shuffle).load_state_dict(state)
+            make_loader(BlockDataset(50), shuffle=shuffle).load_state_dict(state)
 
 
 def test_loader_uses_the_blocks_of_a_dataset():
-    with loader(Numbers(90, [0, 40, 45, 90]), shuffle=BlockShuffle(block=1, window=1)) as loader_:
-        epoch = numbers(loader_)
-    assert sorted(epoch) == list(range(90))
-    start = min(epoch.index(index) for index in range(40, 45))  # a window is a block
-    assert sorted(epoch[start : start + 5]) == [40, 41, 42, 43, 44]
+    with make_loader(BlockDataset(90, [0, 40, 45, 90]), shuffle=BlockShuffle(block=1, window=1)) as loader:
+        indices = load_indices(loader)
+    assert sorted(indices) == list(range(90))
+    start = min(indices.index(index) for index in range(40, 45))  # a window is a block
+    assert sorted(indices[start : start + 5]) == [40, 41, 42, 43, 44]
     assert start in (0, 40, 45, 85)
 
 
@@ -236,8 +238,8 @@ def test_loader_uses_the_blocks_of_a_dataset():
 )
 def test_invalid_bounds_from_blocks_are_refused_by_the_loader(bounds, error, text):
     with pytest.raises(error, match=re.escape(text)) as caught:
-        loader(Numbers(9, bounds))
-    assert "Numbers.blocks() must return the first index of each block, then the length 9" in str(caught.value)
+        make_loader(BlockDataset(9, bounds))
+    assert "BlockDataset.blocks() must return the first index of each block, then the length 9" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -250,10 +252,10 @@ def test_invalid_bounds_from_blocks_are_refused_by_the_loader(bounds, error, tex
 )
 def test_block_shuffle_with_weights_or_a_sampler_raises(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        loader(Numbers(9), **options)
+        make_loader(BlockDataset(9), **options)
 
 
 def test_unknown_string_for_shuffle_is_refused():
     text = "shuffle, unless it is 'block' or a gpuload.BlockShuffle, must be True or False, got 'blocks' (str)"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        loader(Numbers(9), shuffle="blocks")
+        make_loader(BlockDataset(9), shuffle="blocks")

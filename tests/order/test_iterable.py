@@ -12,7 +12,8 @@ def come_due(spec, sample_count, is_empty, places):
 
 
 def run(samples, *, batch_size=4, drop_last=False, place=None, broken=(), rank=0, world_size=1, stop=10**9):
-    """Return the step, positions and following place of each batch if worker w has ``samples[w]`` samples."""
+    """Return each batch's step, positions and the place after it. Worker w has ``samples[w]`` samples; samples in
+    `broken`, pairs of worker and number, fail."""
     schedule = IterableSchedule(
         batch_size=batch_size, drop_last=drop_last, workers=len(samples), rank=rank, world_size=world_size
     )
@@ -21,9 +22,9 @@ def run(samples, *, batch_size=4, drop_last=False, place=None, broken=(), rank=0
         worker = spec.iterable.worker
         requested = spec.indices.tolist()
         read = [number for number in requested if number < samples[worker]]
-        last = IterablePlace(requested[0] + len(read), len(read) < len(requested))
-        empty = all((worker, number) in broken for number in read)
-        due_spec = come_due(spec, len(read), empty, [last])
+        place_after = IterablePlace(requested[0] + len(read), len(read) < len(requested))
+        is_empty = all((worker, number) in broken for number in read)
+        due_spec = come_due(spec, len(read), is_empty, [place_after])
         if due_spec is not None:
             batches.append((due_spec.step, due_spec.positions.tolist(), due_spec.after))
         if len(batches) == stop:
@@ -54,23 +55,16 @@ def test_out_of_order_requests_go_to_the_worker_with_the_fewest():
 
 
 def test_dropped_and_empty_batches_are_skipped_and_not_counted():
-    assert [(step, positions) for step, positions, _ in run([6, 4], drop_last=True)] == [
-        (0, [0, 2, 4, 6]),
-        (1, [1, 3, 5, 7]),
-    ]
+    batches = [(step, positions) for step, positions, _ in run([6, 4], drop_last=True)]
+    assert batches == [(0, [0, 2, 4, 6]), (1, [1, 3, 5, 7])]
     broken = {(0, number) for number in range(4)}
     assert [(step, positions) for step, positions, _ in run([6, 2], broken=broken)] == [(0, [1, 3]), (1, [8, 10])]
 
 
 def test_ranks_of_an_iterable_dataset_have_distinct_positions():
     batches_of_ranks = [run([3, 2], rank=rank, world_size=2) for rank in (0, 1)]
-    positions = [
-        position
-        for batches in batches_of_ranks
-        for _, positions_of_batch, _ in batches
-        for position in positions_of_batch
-    ]
-    assert sorted(positions) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    positions_of_batches = [positions for batches in batches_of_ranks for _, positions, _ in batches]
+    assert sorted(position for positions in positions_of_batches for position in positions) == list(range(10))
 
 
 def test_iterable_schedule_continues_from_the_place_of_each_batch():
@@ -81,7 +75,7 @@ def test_iterable_schedule_continues_from_the_place_of_each_batch():
         assert run(samples, place=place) == batches[count:]
 
 
-def test_on_due_returns_a_new_spec_and_leaves_the_requested_one_unchanged():
+def test_on_due_returns_a_new_spec_and_leaves_the_requested_spec_unchanged():
     schedule = IterableSchedule(batch_size=4, drop_last=False, workers=2, rank=0, world_size=1)
     spec = next(schedule.batches(Place(3, 0)))
     assert (spec.epoch, spec.iterable.worker, spec.iterable.samples, spec.after) == (3, 0, 0, None)

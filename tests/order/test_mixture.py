@@ -19,8 +19,7 @@ def dataset_numbers(mixture: Mixture, indices: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(mixture.sizes), indices, side="right")
 
 
-def stream(mixture: Mixture, epochs: int, *, seed: int = 0, shuffle: bool = True) -> np.ndarray:
-    """Concatenate the indices of several epochs."""
+def indices_of_epochs(mixture: Mixture, epochs: int, *, seed: int = 0, shuffle: bool = True) -> np.ndarray:
     positions = np.arange(mixture.length)
     return np.concatenate([MixedOrder(mixture, seed, epoch, shuffle=shuffle)(positions) for epoch in range(epochs)])
 
@@ -43,7 +42,7 @@ def test_counts_before_a_position_add_up_to_it_and_follow_the_shares(parts, star
 
 @given(mixtures, st.integers(0, 3))
 def test_each_block_of_a_mixed_order_has_the_exact_shares(mixture, seed):
-    datasets = dataset_numbers(mixture, stream(mixture, 3, seed=seed))
+    datasets = dataset_numbers(mixture, indices_of_epochs(mixture, 3, seed=seed))
     for begin in range(0, len(datasets), BLOCK):
         end = min(begin + BLOCK, len(datasets))
         counts = np.bincount(datasets[:end], minlength=len(mixture.sizes))
@@ -53,86 +52,88 @@ def test_each_block_of_a_mixed_order_has_the_exact_shares(mixture, seed):
 
 @given(mixtures, st.integers(0, 3), st.booleans())
 def test_mixed_order_repeats_a_sample_only_after_all_of_its_dataset(mixture, seed, shuffle):
-    indices = stream(mixture, 3, seed=seed, shuffle=shuffle)
+    indices = indices_of_epochs(mixture, 3, seed=seed, shuffle=shuffle)
     datasets = dataset_numbers(mixture, indices)
-    for number, (size, first) in enumerate(zip(mixture.sizes, np.cumsum(mixture.sizes) - mixture.sizes, strict=True)):
-        indices_of_dataset = indices[datasets == number] - first
+    for number, (size, start) in enumerate(zip(mixture.sizes, np.cumsum(mixture.sizes) - mixture.sizes, strict=True)):
+        indices_of_dataset = indices[datasets == number] - start
         for begin in range(0, len(indices_of_dataset), size):
-            indices_of_turn = indices_of_dataset[begin : begin + size]
-            assert len(set(indices_of_turn.tolist())) == len(indices_of_turn)
+            indices_of_pass = indices_of_dataset[begin : begin + size]
+            assert len(set(indices_of_pass.tolist())) == len(indices_of_pass)
             if not shuffle:
-                assert (indices_of_turn == np.arange(len(indices_of_turn))).all()
+                assert (indices_of_pass == np.arange(len(indices_of_pass))).all()
 
 
-def test_mixed_order_permutes_datasets_beyond_the_table():
+def test_mixed_order_permutes_datasets_with_more_samples_than_a_table_holds():
     mixture = Mixture((TABLE_MAX + 1, 3 * TABLE_MAX), (1, 1), 2 * TABLE_MAX + 2)
-    indices = stream(mixture, 3)
-    of_first_dataset = indices[indices <= TABLE_MAX]
-    first, second = of_first_dataset[: TABLE_MAX + 1], of_first_dataset[TABLE_MAX + 1 : 2 * TABLE_MAX + 2]
-    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(TABLE_MAX + 1))
-    assert (first != second).mean() > 0.99
-    assert (np.abs(np.diff(first)) > 1).mean() > 0.99
+    indices = indices_of_epochs(mixture, 3)
+    indices_of_first = indices[indices <= TABLE_MAX]
+    first_pass, second_pass = indices_of_first[: TABLE_MAX + 1], indices_of_first[TABLE_MAX + 1 : 2 * TABLE_MAX + 2]
+    assert sorted(first_pass.tolist()) == sorted(second_pass.tolist()) == list(range(TABLE_MAX + 1))
+    assert (first_pass != second_pass).mean() > 0.99
+    assert (np.abs(np.diff(first_pass)) > 1).mean() > 0.99
 
 
 def test_datasets_of_one_size_have_different_permutations_in_a_mixed_order():
-    indices = stream(Mixture((300, 300), (1, 1), BLOCK), 1)
-    first, second = indices[indices < 300][:300], indices[indices >= 300][:300] - 300
-    assert sorted(first.tolist()) == sorted(second.tolist())
-    assert (first == second).mean() < 0.05
+    indices = indices_of_epochs(Mixture((300, 300), (1, 1), BLOCK), 1)
+    first_dataset, second_dataset = indices[indices < 300][:300], indices[indices >= 300][:300] - 300
+    assert sorted(first_dataset.tolist()) == sorted(second_dataset.tolist())
+    assert (first_dataset == second_dataset).mean() < 0.05
 
 
 def test_mixed_order_shuffles_the_datasets_within_each_block():
-    datasets = dataset_numbers(mixture := Mixture((10_000, 10_000), (1, 1), 10 * BLOCK), stream(mixture, 1)).reshape(
-        10, BLOCK
-    )
+    datasets = dataset_numbers(
+        mixture := Mixture((10_000, 10_000), (1, 1), 10 * BLOCK), indices_of_epochs(mixture, 1)
+    ).reshape(10, BLOCK)
     assert (datasets.sum(axis=1) == BLOCK // 2).all()
     changes = (np.diff(datasets, axis=1) != 0).mean(axis=1)
     assert ((changes > 0.4) & (changes < 0.6)).all()
-    assert all((datasets[row] != datasets[0]).mean() > 0.4 for row in range(1, 10))
+    for block in range(1, 10):
+        assert (datasets[block] != datasets[0]).mean() > 0.4, block
 
 
 @given(
     mixture=mixtures,
-    batch=st.integers(1, 40),
+    batch_size=st.integers(1, 40),
     ranks=st.integers(1, 4),
-    stop=st.integers(0, 20),
+    batches_done=st.integers(0, 20),
     repeats=st.integers(1, 3),
 )
-def test_indices_of_a_mixture_do_not_depend_on_ranks_or_start(mixture, batch, ranks, stop, repeats):
+def test_indices_of_a_mixture_do_not_depend_on_ranks_or_start(mixture, batch_size, ranks, batches_done, repeats):
     options = {"samples": mixture.length, "mixture": mixture, "shuffle": True, "drop_last": True, "repeats": repeats}
 
-    def indices_by_position(world_size: int, size: int, start: int = 0) -> dict[int, int]:
-        shares = [Shares(rank=rank, world_size=world_size, batch_size=size, **options) for rank in range(world_size)]
-        rows = [rows for shares_of_rank in shares for rows in shares_of_rank.batches(2, start)]
-        return {p: i for row in rows for p, i in zip(row.positions.tolist(), row.indices.tolist(), strict=True)}
+    def indices_by_position(world_size: int, batch_size: int, start: int = 0) -> dict[int, int]:
+        rank_options = options | {"world_size": world_size, "batch_size": batch_size}
+        shares = [Shares(rank=rank, **rank_options) for rank in range(world_size)]
+        batches = [batch for share in shares for batch in share.batches(epoch=2, start=start)]
+        return {p: i for each in batches for p, i in zip(each.positions.tolist(), each.indices.tolist(), strict=True)}
 
-    expected = indices_by_position(1, ranks * batch)
-    start = min(stop, mixture.length // (ranks * batch)) * ranks * batch
-    later = {position: index for position, index in expected.items() if position >= start}
-    assert indices_by_position(ranks, batch, start) == later
+    expected = indices_by_position(1, ranks * batch_size)
+    start = min(batches_done, mixture.length // (ranks * batch_size)) * ranks * batch_size
+    expected_later = {position: index for position, index in expected.items() if position >= start}
+    assert indices_by_position(ranks, batch_size, start) == expected_later
 
 
 def test_mixture_with_repeats_leaves_no_sample_out_between_epochs():
     mixture = Mixture((30, 20), (3, 2), 100)
     shares = Shares(samples=100, batch_size=10, shuffle=True, mixture=mixture, repeats=2)
-    indices = np.concatenate([rows.indices for epoch in range(6) for rows in shares.batches(epoch)])
+    indices = np.concatenate([batch.indices for epoch in range(6) for batch in shares.batches(epoch)])
     assert (indices[::2] == indices[1::2]).all()
-    first = indices[::2][indices[::2] < 30]
-    for begin in range(0, len(first) - 30, 30):
-        assert sorted(first[begin : begin + 30].tolist()) == list(range(30))
+    first_dataset = indices[::2][indices[::2] < 30]
+    for begin in range(0, len(first_dataset) - 30, 30):
+        assert sorted(first_dataset[begin : begin + 30].tolist()) == list(range(30))
 
 
 def test_mixed_order_of_one_position_takes_little_memory():
     mixture = Mixture((6_000_000, 4_000_000, 17), (60, 39, 1), 10_000_017)
     position = np.array([9_876_543])
-    MixedOrder(mixture, 0, 0)(position)
+    MixedOrder(mixture, 0, 0)(position)  # warm up, so that caches and imports are not counted
     tracemalloc.start()
     index = MixedOrder(mixture, 0, 1234)(position)
-    peak = tracemalloc.get_traced_memory()[1]
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 1 << 20
-    around = np.arange(9_870_000, 9_880_000)
-    assert MixedOrder(mixture, 0, 1234)(around)[6_543] == index[0]
+    assert peak_bytes < 1 << 20
+    nearby_positions = np.arange(9_870_000, 9_880_000)
+    assert MixedOrder(mixture, 0, 1234)(nearby_positions)[9_876_543 - nearby_positions[0]] == index[0]
 
 
 def test_mixed_order_of_many_positions_takes_limited_memory():
@@ -140,9 +141,9 @@ def test_mixed_order_of_many_positions_takes_limited_memory():
     positions = np.arange(0, 1_000_000, 997)
     tracemalloc.start()
     indices = MixedOrder(mixture, 0, 0)(positions)
-    peak = tracemalloc.get_traced_memory()[1]
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 16 << 20
+    assert peak_bytes < 16 << 20
     assert indices[::100].tolist() == [int(MixedOrder(mixture, 0, 0)(position)) for position in positions[::100]]
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from helpers.patterns import exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.order import permutation as order
+from gpuload.order import permutation as permutation_module
 from gpuload.order.permutation import LENGTH_MAX, TABLE_MAX, Sequential, Shuffle
 from gpuload.rng.philox import Key, epoch_key
 
 KEYS = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-
-
-def exactly(text: str) -> str:
-    return f"^{re.escape(text)}$"
 
 
 def is_permutation(indices: np.ndarray, n: int) -> bool:
@@ -26,7 +22,7 @@ def is_permutation(indices: np.ndarray, n: int) -> bool:
 
 
 def excess(counts: np.ndarray, expected: np.ndarray | float, freedom: int) -> float:
-    """Return by how many standard deviations the chi-squared statistic of `counts` exceeds its mean."""
+    """Return how many standard deviations the chi-squared statistic of `counts` lies above its mean."""
     chi2 = float(((counts - expected) ** 2 / expected).sum())
     return (chi2 - freedom) / (2 * freedom) ** 0.5
 
@@ -47,51 +43,51 @@ def test_shuffle_is_a_permutation_for_larger_n(n: int) -> None:
 @given(n=st.one_of(st.integers(1, 10**12), st.integers(TABLE_MAX - 3, TABLE_MAX + 300)), key=KEYS, data=st.data())
 def test_shuffle_of_any_length_gives_distinct_indices_within_its_range(n: int, key: Key, data: st.DataObject) -> None:
     shuffle = Shuffle(n, key)
-    random_places = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50))
-    places = np.unique([0, n - 1, *random_places])
-    indices = shuffle(places)
+    drawn_positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50))
+    positions = np.unique([0, n - 1, *drawn_positions])
+    indices = shuffle(positions)
     assert indices.dtype == np.int64
     assert indices.min() >= 0
     assert indices.max() < n
-    assert len(np.unique(indices)) == len(places)
+    assert len(np.unique(indices)) == len(positions)
 
 
 @pytest.mark.parametrize("n", [10**6 + 3, 10**9, 10**12, LENGTH_MAX])
 def test_shuffle_of_many_positions_of_large_orders_gives_distinct_indices(n: int) -> None:
     shuffle = Shuffle(n, epoch_key(0, 0))
-    places = np.unique(np.random.default_rng(0).integers(0, n, 40_000))
-    indices = shuffle(places)
-    assert len(np.unique(indices)) == len(places)
+    positions = np.unique(np.random.default_rng(0).integers(0, n, 40_000))
+    indices = shuffle(positions)
+    assert len(np.unique(indices)) == len(positions)
     assert 0 <= indices.min() <= indices.max() < n
 
 
 @settings(deadline=None, max_examples=40)
 @given(n=st.integers(1, 10**7), key=KEYS, shape=st.sampled_from([(), (0,), (1,), (7, 3), (40_000,)]))
 def test_index_of_a_shuffle_does_not_depend_on_other_positions(n: int, key: Key, shape: tuple[int, ...]) -> None:
-    places = np.random.default_rng(n).integers(0, n, shape)
-    indices = Shuffle(n, key)(places)
+    positions = np.random.default_rng(n).integers(0, n, shape)
+    indices = Shuffle(n, key)(positions)
     assert indices.shape == shape
-    for where in [0, places.size // 2, places.size - 1] if places.size else []:
-        assert Shuffle(n, key)(places.reshape(-1)[where : where + 1])[0] == indices.reshape(-1)[where]
+    for number in [0, positions.size // 2, positions.size - 1] if positions.size else []:
+        assert Shuffle(n, key)(positions.reshape(-1)[number : number + 1])[0] == indices.reshape(-1)[number]
 
 
 @pytest.mark.parametrize("n", [100, TABLE_MAX, TABLE_MAX + 1, 10**9])
-def test_shuffle_depends_on_seed_and_epoch_alone(n: int) -> None:
-    places = np.arange(100)
-    orders = {(seed, epoch): Shuffle(n, epoch_key(seed, epoch))(places) for seed in range(6) for epoch in range(6)}
+def test_shuffle_depends_only_on_seed_and_epoch(n: int) -> None:
+    positions = np.arange(100)
+    orders = {(seed, epoch): Shuffle(n, epoch_key(seed, epoch))(positions) for seed in range(6) for epoch in range(6)}
     assert len({tuple(indices) for indices in orders.values()}) == 36
     for (seed, epoch), indices in orders.items():
-        assert (Shuffle(n, epoch_key(seed, epoch))(places) == indices).all()
+        assert (Shuffle(n, epoch_key(seed, epoch))(positions) == indices).all()
 
 
 def test_changing_a_result_of_an_order_changes_neither_its_argument_nor_the_order() -> None:
-    for order_ in (Shuffle(10, Key(1, 2)), Shuffle(5000, Key(1, 2)), Sequential(10)):
-        places = np.arange(10)
-        indices = order_(places)
-        before = indices.copy()
+    for order in (Shuffle(10, Key(1, 2)), Shuffle(5000, Key(1, 2)), Sequential(10)):
+        positions = np.arange(10)
+        indices = order(positions)
+        expected = indices.copy()
         indices[:] = -1
-        assert places.tolist() == list(range(10))
-        assert (order_(places) == before).all()
+        assert positions.tolist() == list(range(10))
+        assert (order(positions) == expected).all()
 
 
 def test_shuffle_of_a_seed_stays_the_same_between_releases() -> None:
@@ -104,9 +100,9 @@ def test_shuffle_of_a_seed_stays_the_same_between_releases() -> None:
 
 
 def epochs(n: int, count: int) -> Iterator[np.ndarray]:
-    places = np.arange(n)
+    positions = np.arange(n)
     for epoch in range(count):
-        yield Shuffle(n, epoch_key(2, epoch))(places)
+        yield Shuffle(n, epoch_key(2, epoch))(positions)
 
 
 @pytest.mark.parametrize(("n", "count"), [(2, 1500), (3, 1500), (5, 1500), (16, 1500), (97, 1000), (256, 1000)])
@@ -115,16 +111,16 @@ def test_every_index_is_equally_likely_at_every_position_of_a_small_order(n: int
     for indices in epochs(n, count):
         landed[np.arange(n), indices] += 1
     assert excess(landed, count / n, (n - 1) ** 2) < 6
-    by_row = ((landed - count / n) ** 2 / (count / n)).sum(1)
-    assert by_row.max() < (n - 1) + 8 * (2 * (n - 1)) ** 0.5 + 10
+    chi2_by_position = ((landed - count / n) ** 2 / (count / n)).sum(1)
+    assert chi2_by_position.max() < (n - 1) + 8 * (2 * (n - 1)) ** 0.5 + 10  # mean, 8 standard deviations, and a margin
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5])
 def test_every_permutation_of_a_tiny_order_is_equally_likely(n: int) -> None:
-    count = 120 * 20
+    count = 120 * 20  # 20 orders for each of the 5! permutations
     codes = [int("".join(map(str, indices))) for indices in epochs(n, count)]
-    counts = np.unique(codes, return_counts=True)[1]
+    _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == (24 if n == 4 else 120)
     assert excess(counts, count / len(counts), len(counts) - 1) < 6
 
@@ -137,34 +133,34 @@ def test_indices_land_evenly_just_below_and_above_the_table(n: int) -> None:
         landed[np.arange(n), indices * cells // n] += 1
     share = np.bincount(np.arange(n) * cells // n) / n
     assert excess(landed, count * share, n * (cells - 1)) < 6
-    by_row = ((landed - count * share) ** 2 / (count * share)).sum(1)
-    assert by_row.max() < cells - 1 + 9 * (2 * (cells - 1)) ** 0.5
+    chi2_by_position = ((landed - count * share) ** 2 / (count * share)).sum(1)
+    assert chi2_by_position.max() < cells - 1 + 9 * (2 * (cells - 1)) ** 0.5  # mean and 9 standard deviations
 
 
-def skew_of_pairs(orders: Iterator[np.ndarray], n: int, apart: int) -> float:
-    """Return the `excess` of the differences, modulo n, of indices whose positions are `apart`."""
+def skew_of_pairs(orders: Iterator[np.ndarray], n: int, distance: int) -> float:
+    """Return the `excess` of the differences, modulo n, of indices whose positions are `distance` apart."""
     counts = np.zeros(n)
     for indices in orders:
-        counts += np.bincount((np.roll(indices, -apart) - indices) % n, minlength=n)
+        counts += np.bincount((np.roll(indices, -distance) - indices) % n, minlength=n)
     assert counts[0] == 0
     return excess(counts[1:], counts.sum() / (n - 1), n - 2)
 
 
 @pytest.mark.parametrize("n", [16, 97, TABLE_MAX, TABLE_MAX + 1, 5000, 2**13 + 1])
-@pytest.mark.parametrize("apart", [1, 2])
-def test_indices_of_adjacent_positions_are_unrelated(n: int, apart: int) -> None:
-    assert abs(skew_of_pairs(epochs(n, max(120, 10_000 // n)), n, apart)) < 6
+@pytest.mark.parametrize("distance", [1, 2])
+def test_indices_of_adjacent_positions_are_unrelated(n: int, distance: int) -> None:
+    assert abs(skew_of_pairs(epochs(n, max(120, 10_000 // n)), n, distance)) < 6
 
 
-@pytest.mark.parametrize("apart", [64, 65])
-def test_indices_of_positions_that_share_a_network_coordinate_are_unrelated(apart: int) -> None:
-    assert abs(skew_of_pairs(epochs(4500, 200), 4500, apart)) < 6
+@pytest.mark.parametrize("distance", [64, 65])
+def test_indices_of_positions_that_share_a_network_coordinate_are_unrelated(distance: int) -> None:
+    assert abs(skew_of_pairs(epochs(4500, 200), 4500, distance)) < 6
 
 
-@pytest.mark.parametrize("apart", [1, 64])
-def test_skew_of_pairs_detects_a_network_with_too_few_rounds(monkeypatch: pytest.MonkeyPatch, apart: int) -> None:
-    monkeypatch.setattr(order, "ROUNDS", 3)
-    assert skew_of_pairs(epochs(4500, 200), 4500, apart) > 20
+@pytest.mark.parametrize("distance", [1, 64])
+def test_skew_of_pairs_detects_a_network_with_too_few_rounds(monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+    monkeypatch.setattr(permutation_module, "ROUNDS", 3)
+    assert skew_of_pairs(epochs(4500, 200), 4500, distance) > 20
 
 
 def test_orders_of_successive_epochs_are_unrelated() -> None:
@@ -183,11 +179,8 @@ def test_a_large_order_fills_its_range_evenly() -> None:
     indices = Shuffle(n, epoch_key(0, 0))(np.arange(200_000))
     assert abs(excess(np.bincount(indices * cells // n, minlength=cells), 200.0, cells - 1)) < 6
     assert abs(excess(np.bincount(indices % cells, minlength=cells), 200.0, cells - 1)) < 6
-    pairs = (indices[:-1] * 30 // n) * 30 + indices[1:] * 30 // n
+    pairs = (indices[:-1] * 30 // n) * 30 + indices[1:] * 30 // n  # in 30 × 30 cells
     assert abs(excess(np.bincount(pairs, minlength=900), 199_999 / 900, 899)) < 6
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def test_sequential_returns_its_positions_as_int64() -> None:
@@ -199,13 +192,11 @@ def test_sequential_returns_its_positions_as_int64() -> None:
 @pytest.mark.parametrize("make", [Sequential, lambda n: Shuffle(n, Key(0, 0))])
 class TestErrors:
     @pytest.mark.parametrize("n", [10, 5000])
-    @pytest.mark.parametrize("at_end", [True, False])
-    def test_position_out_of_range_raises_index_error(self, make: Callable, n: int, at_end: bool) -> None:
-        position = n if at_end else -1
-        with pytest.raises(
-            IndexError,
-            match=exactly(f"position {position} is out of range: an order of {n} samples has positions 0 … {n - 1}"),
-        ):
+    @pytest.mark.parametrize("is_beyond_the_end", [True, False])
+    def test_position_out_of_range_raises_index_error(self, make: Callable, n: int, is_beyond_the_end: bool) -> None:
+        position = n if is_beyond_the_end else -1
+        text = f"position {position} is out of range: an order of {n} samples has positions 0 … {n - 1}"
+        with pytest.raises(IndexError, match=exactly(text)):
             make(n)(np.array([0, position, 1]))
 
     def test_order_of_no_samples_has_no_positions(self, make: Callable) -> None:
@@ -219,10 +210,7 @@ class TestErrors:
             make(7)(np.array([1.0]))
 
     def test_invalid_lengths_raise(self, make: Callable) -> None:
-        with pytest.raises(
-            ValueError,
-            match=r"^the number of samples must be at least 0 and at most \d+, got -1$",
-        ):
+        with pytest.raises(ValueError, match=r"^the number of samples must be at least 0 and at most \d+, got -1$"):
             make(-1)
         with pytest.raises(ValueError, match=r"must be at least 0 and at most"):
             make(LENGTH_MAX + 1)

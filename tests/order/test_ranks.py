@@ -1,4 +1,4 @@
-"""The rank of a process, and the options that ranks compare through the store of their process group."""
+"""The rank of a process, and options that ranks compare through the store of their process group."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def test_find_caller_returns_the_users_line_and_counts_its_calls():
     callers = [find_caller() for _ in range(2)]
     place = f"test_ranks.py:{inspect.currentframe().f_lineno - 1}"
     assert callers == [f"{place}, call 1", f"{place}, call 2"]
-    assert gl.Loader([1], num_workers=0)._options.order.caller == f"test_ranks.py:{place_line()}, call 1"
+    assert gl.Loader([1], num_workers=0)._options.order.caller == f"test_ranks.py:{line_of_caller()}, call 1"
 
 
-def place_line():
+def line_of_caller():
     return inspect.currentframe().f_back.f_lineno
 
 
-def begin(rank, dataset, **options):
+def begin_epoch(rank, dataset, **options):
     """Begin an epoch as a rank of a program that creates one `Loader`."""
     with gl.Loader(dataset, 2, num_workers=0, device="cpu", rank=rank, world_size=2, **options) as loader:
         object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
@@ -107,34 +107,31 @@ def begin(rank, dataset, **options):
 
 
 def test_ranks_with_the_same_options_do_not_warn(group):
-    begin(0, range(46))
-    begin(1, range(46))
+    begin_epoch(0, range(46))
+    begin_epoch(1, range(46))
 
 
 def test_ranks_with_different_seeds_are_refused(group):
-    begin(1, range(46), seed=43)
-    with pytest.raises(
-        ValueError,
-        match=r"seed=43 on rank 1, and 42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed",
-    ):
-        begin(0, range(46), seed=42)
+    begin_epoch(1, range(46), seed=43)
+    text = r"seed=43 on rank 1, and 42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed"
+    with pytest.raises(ValueError, match=text):
+        begin_epoch(0, range(46), seed=42)
 
 
 def test_ranks_with_different_numbers_of_batches_are_refused(group):
-    begin(1, range(46))
+    begin_epoch(1, range(46))
     text = r"the dataset has 46 samples on rank 1, and 40 on rank 0 .*, which gives 12 and 10 batches, .* forever"
     with pytest.raises(ValueError, match=text):
-        begin(0, range(40))
+        begin_epoch(0, range(40))
 
 
 def test_ranks_with_different_lengths_are_warned_of(group):
-    begin(1, range(46))
-    with pytest.warns(
-        RuntimeWarning, match=r"has 46 samples on rank 1, and 45 on rank 0 .*: each rank takes its share"
-    ):
-        begin(0, range(45))
+    begin_epoch(1, range(46))
+    text = r"has 46 samples on rank 1, and 45 on rank 0 .*: each rank takes its share"
+    with pytest.warns(RuntimeWarning, match=text):
+        begin_epoch(0, range(45))
 
 
 def test_ranks_with_samplers_may_have_different_lengths_and_seeds(group):
-    begin(1, range(46), sampler=range(4), seed=1)
-    begin(0, range(40), sampler=range(8), seed=2)
+    begin_epoch(1, range(46), sampler=range(4), seed=1)
+    begin_epoch(0, range(40), sampler=range(8), seed=2)

@@ -11,13 +11,7 @@ import pytest
 import torch
 from helpers.both_loaders import as_lists, cpu_loader
 from helpers.map_datasets import MapDataset
-from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 
 def seeded(seed=5):
@@ -25,55 +19,55 @@ def seeded(seed=5):
 
 
 class StatefulSampler:
-    """A sampler with a `state_dict`, as torchdata's have, or whose iterator has it."""
+    """A sampler of 11 keys with a `state_dict`, like those of torchdata; or its iterator has the `state_dict`."""
 
     def __init__(self, state_of):
         self.state_of = state_of
-        self.at = 0
+        self.position = 0
         self.keys_read = 0
 
     def __iter__(self):
         return StatefulIterator(self) if self.state_of == "iterator" else self._walk()
 
     def _walk(self):
-        while self.at < 11:
-            self.at += 1
+        while self.position < 11:
+            self.position += 1
             self.keys_read += 1
-            yield self.at - 1
-        self.at = 0
+            yield self.position - 1
+        self.position = 0
 
     def state_dict(self):
         if self.state_of == "iterator":
-            raise AssertionError("the iterator's comes first")
-        return {"at": self.at}
+            raise AssertionError("the state_dict of the iterator must be used")
+        return {"position": self.position}
 
     def load_state_dict(self, state):
-        self.at = state["at"]
+        self.position = state["position"]
 
 
 class StatefulIterator:
     def __init__(self, sampler):
         self.sampler = sampler
-        self.at = 0
+        self.position = 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self.at == 11:
+        if self.position == 11:
             raise StopIteration
-        self.at += 1
+        self.position += 1
         self.sampler.keys_read += 1
-        return self.at - 1
+        return self.position - 1
 
     def state_dict(self):
-        return {"at": self.at}
+        return {"position": self.position}
 
     def load_state_dict(self, state):
-        self.at = state["at"]
+        self.position = state["position"]
 
 
-RESUMED = {
+SAMPLERS = {
     "a list": lambda: {"sampler": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]},
     "random": lambda: {"sampler": RandomSampler(range(11))},
     "random of a generator": lambda: {"sampler": RandomSampler(range(11), generator=seeded())},
@@ -86,73 +80,70 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 8])
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_sampler_resumes_from_a_saved_state(name, stop):
-    def make():
-        options = RESUMED[name]()
+    def make_loader():
+        options = SAMPLERS[name]()
         return cpu_loader(MapDataset(samples=11), **{"batch_size": 1 if "batch_sampler" in options else 2, **options})
 
-    with make() as loader:
-        undisturbed = [batch for _ in range(3) for batch in as_lists(loader)]
-    with make() as first:
-        batches = chain(iter(first), chain.from_iterable(repeat(first)))
+    with make_loader() as loader:
+        expected = [batch for _ in range(3) for batch in as_lists(loader)]
+    with make_loader() as first_loader:
+        batches = chain(iter(first_loader), chain.from_iterable(repeat(first_loader)))
         keys_before = as_lists(islice(batches, stop))
-        state = json.loads(json.dumps(first.state_dict()))
-    with make() as second:
-        second.load_state_dict(state)
+        state = json.loads(json.dumps(first_loader.state_dict()))
+    with make_loader() as second_loader:
+        second_loader.load_state_dict(state)
         resumed = []
-        while len(keys_before) + len(resumed) < len(undisturbed):
-            resumed += as_lists(second)
-    assert keys_before + resumed == undisturbed
+        while len(keys_before) + len(resumed) < len(expected):
+            resumed += as_lists(second_loader)
+    assert keys_before + resumed == expected
 
 
 @pytest.mark.parametrize("state_of", ["sampler", "iterator"])
 def test_sampler_with_a_state_dict_is_restored_without_another_pass(state_of):
-    with cpu_loader(MapDataset(samples=11), 2, sampler=StatefulSampler(state_of)) as first:
-        batches = iter(first)
+    with cpu_loader(MapDataset(samples=11), 2, sampler=StatefulSampler(state_of)) as first_loader:
+        batches = iter(first_loader)
         for _ in range(3):
             next(batches)
-        state = first.state_dict()
+        state = first_loader.state_dict()
     restored = StatefulSampler(state_of)
-    with cpu_loader(MapDataset(samples=11), 2, sampler=restored) as second:
-        second.load_state_dict(state)
-        assert as_lists(second) == [[6, 7], [8, 9], [10]]
-    assert restored.keys_read == 5
+    with cpu_loader(MapDataset(samples=11), 2, sampler=restored) as second_loader:
+        second_loader.load_state_dict(state)
+        assert as_lists(second_loader) == [[6, 7], [8, 9], [10]]
+    assert restored.keys_read == 5  # only the keys after the state
 
 
 def test_state_of_a_sampler_keeps_its_types():
-    class Typed(StatefulSampler):
+    class TypedStateSampler(StatefulSampler):
         def state_dict(self):
-            return {1: (super().state_dict(), torch.tensor(self.at))}
+            return {1: (super().state_dict(), torch.tensor(self.position))}
 
         def load_state_dict(self, state):
-            state, at = state[1]
-            assert at == torch.tensor(state["at"])
+            state, position = state[1]
+            assert position == torch.tensor(state["position"])
             super().load_state_dict(state)
 
-    with cpu_loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=TypedStateSampler("sampler")) as loader:
         batches = iter(loader)
         keys_before = [next(batches).tolist()]
         state = json.loads(json.dumps(loader.state_dict()))
         expected = as_lists(batches)
-    with cpu_loader(MapDataset(samples=11), 2, sampler=Typed("sampler")) as loader:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=TypedStateSampler("sampler")) as loader:
         loader.load_state_dict(state)
         assert as_lists(loader) == expected
     assert sorted(key for batch in keys_before + expected for key in batch) == list(range(11))
 
 
 def test_state_of_a_sampler_that_cannot_be_saved_is_refused():
-    class Odd(StatefulSampler):
+    class UnsavableSampler(StatefulSampler):
         def state_dict(self):
-            return {"at": object()}
+            return {"position": object()}
 
-    with cpu_loader(MapDataset(samples=11), 2, sampler=Odd("sampler")) as loader:
+    with cpu_loader(MapDataset(samples=11), 2, sampler=UnsavableSampler("sampler")) as loader:
         next(iter(loader))
-        with pytest.raises(TypeError, match=r"the state_dict\(\) of the sampler\['at'\] is of type builtins.object"):
+        with pytest.raises(TypeError, match=r"state_dict\(\) of the sampler\['position'\] is of type builtins.object"):
             loader.state_dict()
-
-
-# -- ranks ------------------------------------------------------------------------------------------------------------
 
 
 def rank_loader(rank, sampler):
@@ -165,7 +156,7 @@ class SubclassedSampler(RandomSampler):
 
 
 @pytest.mark.parametrize(
-    ("make", "differ"),
+    ("make", "is_different"),
     [
         (lambda: RandomSampler(range(40)), True),
         (lambda: RandomSampler(range(40), replacement=True), True),
@@ -177,14 +168,14 @@ class SubclassedSampler(RandomSampler):
         (lambda: SequentialSampler(range(40)), False),
     ],
 )
-def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, differ):
-    first, second = as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make()))
-    assert (first != second) == differ
-    assert (first, second) == (as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make())))  # reproducible
+def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, is_different):
+    rank_0, rank_1 = as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make()))
+    assert (rank_0 != rank_1) == is_different
+    assert (rank_0, rank_1) == (as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make())))  # reproducible
 
 
 @pytest.mark.parametrize(
-    ("make", "warns"),
+    ("make", "should_warn"),
     [
         (lambda rank: SubclassedSampler(range(40)), True),
         (lambda rank: BatchSampler(SubclassedSampler(range(40)), 4, False), True),
@@ -193,16 +184,16 @@ def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, differ
         (lambda rank: SequentialSampler(range(40)), False),
     ],
 )
-def test_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, warns):
-    texts = []
+def test_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, should_warn):
+    warnings_of_ranks = []
     for rank in range(2):
         with warnings.catch_warnings(record=True) as caught, rank_loader(rank, make(rank)) as loader:
             warnings.simplefilter("always")
             object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
             for _ in range(2):
                 list(loader)
-            texts.append([str(warning.message)[:40] for warning in caught])
-    assert texts == [[], ["all 2 ranks began with the same batch of"] * warns]
+            warnings_of_ranks.append([str(warning.message)[:40] for warning in caught])
+    assert warnings_of_ranks == [[], ["all 2 ranks began with the same batch of"] * should_warn]
 
 
 class ShareOfRank(RandomSampler):

@@ -19,13 +19,12 @@ from gpuload.order.shares import Shares
 from gpuload.rng import philox
 
 
-def positions_and_indices(ranks: int, start: int = 0, **options) -> dict[int, int]:
-    """Return the index at each position of an epoch of all ranks."""
+def indices_by_position_of_ranks(ranks: int, start: int = 0, **options) -> dict[int, int]:
     indices_by_position = {}
     for rank in range(ranks):
-        for rows in Shares(rank=rank, world_size=ranks, **options).batches(0, start):
-            assert not indices_by_position.keys() & set(rows.positions.tolist())
-            indices_by_position |= dict(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True))
+        for batch in Shares(rank=rank, world_size=ranks, **options).batches(0, start):
+            assert not indices_by_position.keys() & set(batch.positions.tolist())
+            indices_by_position |= dict(zip(batch.positions.tolist(), batch.indices.tolist(), strict=True))
     return indices_by_position
 
 
@@ -39,41 +38,42 @@ def test_weighted_draws_samples_in_proportion_to_their_weights():
 
 
 def test_weighted_draws_differ_between_epochs():
-    first, second = (Weighted(cumulate(np.ones(1000), 1000), philox.epoch_key(1, epoch)) for epoch in (0, 1))
+    epoch_0, epoch_1 = (Weighted(cumulate(np.ones(1000), 1000), philox.epoch_key(1, epoch)) for epoch in (0, 1))
     positions = np.arange(1000)
-    assert (first(positions) == first(positions)).all()
-    assert (first(positions) == second(positions)).mean() < 0.02
+    assert (epoch_0(positions) == epoch_0(positions)).all()
+    assert (epoch_0(positions) == epoch_1(positions)).mean() < 0.02
 
 
 @given(
     samples=st.integers(4, 300),
-    batch=st.integers(1, 5),
-    stop=st.integers(0, 30),
+    batch_size=st.integers(1, 5),
+    steps_done=st.integers(0, 30),
     repeats=st.integers(1, 4),
     weighted=st.booleans(),
 )
-def test_index_at_a_position_does_not_depend_on_ranks_or_start(samples, batch, stop, repeats, weighted):
+def test_index_at_a_position_does_not_depend_on_ranks_or_start(samples, batch_size, steps_done, repeats, weighted):
     weights = cumulate(np.arange(samples) % 3 + 1, samples) if weighted else None
     options = {"samples": samples, "shuffle": not weighted, "weights": weights, "repeats": repeats, "drop_last": True}
-    expected = positions_and_indices(1, batch_size=4 * batch, **options)
-    assert positions_and_indices(4, batch_size=batch, **options) == expected
-    start = min(stop * 4 * batch, samples // (4 * batch) * 4 * batch)
-    resumed = positions_and_indices(2, start, batch_size=2 * batch, **options)
+    expected = indices_by_position_of_ranks(1, batch_size=4 * batch_size, **options)
+    assert indices_by_position_of_ranks(4, batch_size=batch_size, **options) == expected
+    start = min(steps_done * 4 * batch_size, samples // (4 * batch_size) * 4 * batch_size)
+    resumed = indices_by_position_of_ranks(2, start, batch_size=2 * batch_size, **options)
     assert resumed == {position: index for position, index in expected.items() if position >= start}
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 4])
 def test_repeats_of_a_sample_are_adjacent_and_on_different_ranks(repeats):
     options = {"samples": 240, "batch_size": 6, "shuffle": True, "repeats": repeats}
-    indices_by_position = positions_and_indices(1, **options)
+    indices_by_position = indices_by_position_of_ranks(1, **options)
     for position, index in indices_by_position.items():
         assert index == indices_by_position[position // repeats * repeats]
     assert set(Counter(indices_by_position.values()).values()) == {repeats}
-    shares = [
-        {int(index) for rows in Shares(rank=rank, world_size=repeats, **options).batches(0) for index in rows.indices}
+    indices_of_ranks = [
+        {int(index) for batch in Shares(rank=rank, world_size=repeats, **options).batches(0) for index in batch.indices}
         for rank in range(repeats)
     ]
-    assert all(share == shares[0] for share in shares)  # each sample is once on each rank
+    for rank, indices in enumerate(indices_of_ranks):
+        assert indices == indices_of_ranks[0], f"rank {rank} lacks a repeat of some samples"
 
 
 class Noise:
@@ -91,34 +91,34 @@ class Noise:
 @settings(max_examples=8, deadline=None)
 @given(stop=st.integers(0, 13))
 def test_loader_with_repeats_or_weights_resumes(options, stop):
-    def make():
+    def make_loader():
         return gl.Loader(Noise(), 7, transforms=[T.RandomResizedCrop(8)], num_workers=0, device="cpu", **options)
 
-    with make() as undisturbed_loader, make() as first, make() as second:
-        undisturbed = [*undisturbed_loader, *undisturbed_loader]
+    with make_loader() as undisturbed_loader, make_loader() as first_loader, make_loader() as second_loader:
+        expected = [*undisturbed_loader, *undisturbed_loader]
         batches = []
         while len(batches) < stop:
-            for batch in first:
+            for batch in first_loader:
                 batches.append(batch)
                 if len(batches) == stop:
                     break
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        while len(batches) < len(undisturbed):
-            batches += list(second)
-    assert len(batches) == len(undisturbed) == 16
-    for (images, numbers), (others, other_numbers) in zip(batches, undisturbed, strict=True):
-        assert torch.equal(images, others)
-        assert torch.equal(numbers, other_numbers)
+        second_loader.load_state_dict(json.loads(json.dumps(first_loader.state_dict())))
+        while len(batches) < len(expected):
+            batches += list(second_loader)
+    assert len(batches) == len(expected) == 2 * 8  # epochs × batches
+    for (images, numbers), (expected_images, expected_numbers) in zip(batches, expected, strict=True):
+        assert torch.equal(images, expected_images)
+        assert torch.equal(numbers, expected_numbers)
 
 
 def test_repeats_of_a_sample_are_transformed_differently():
     loader = gl.Loader(Noise(), 3, shuffle=True, repeats=3, transforms=[T.RandomCrop(6)], num_workers=0, device="cpu")
-    different = 0
+    different_crops = 0
     for images, numbers in loader:
         if len(numbers) == 3:
             assert len(set(numbers.tolist())) == 1
-            different += not torch.equal(images[0], images[1])
-    assert different > 10
+            different_crops += not torch.equal(images[0], images[1])
+    assert different_crops > 10  # of 16 samples
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_weights_that_are_not_numbers_are_refused():
 
 
 def test_state_saved_with_different_weights_is_refused():
-    first = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.ones(50))
-    second = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.arange(50))
+    equal_weights = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.ones(50))
+    rising_weights = gl.Loader(Noise(), 5, num_workers=0, device="cpu", weights=np.arange(50))
     with pytest.raises(ValueError, match=r"order was 'weighted-[0-9a-f]{8}' and is 'weighted-"):
-        second.load_state_dict(first.state_dict())
+        rising_weights.load_state_dict(equal_weights.state_dict())

@@ -17,8 +17,6 @@ Packing = Callable[..., Path]
 
 
 class Samples:
-    """A dataset of these samples."""
-
     def __init__(self, *samples: Any) -> None:
         self.samples = samples
 

@@ -53,7 +53,7 @@ def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
     folder: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, fsync, replace = tmp_path / "set", os.fsync, os.replace
-    on_disk: dict[str, bytes] = {}  # the content of each file when it was last synced
+    synced_content: dict[str, bytes] = {}  # the content of each file when it was last synced
     events: list[str] = []
 
     def record_sync(fd: int) -> None:
@@ -62,11 +62,11 @@ def test_files_are_synced_before_they_are_renamed_and_the_manifest_comes_last(
         if os.path.isdir(path):
             events.append(f"sync {os.path.relpath(path, tmp_path)}")
         else:
-            on_disk[path] = Path(path).read_bytes()
+            synced_content[path] = Path(path).read_bytes()
 
     def record_rename(source: str, path: str) -> None:
         if Path(path).parent == target and not path.endswith(SUFFIX):  # an index can be built again, so is not synced
-            assert on_disk.get(source) == Path(source).read_bytes(), path
+            assert synced_content.get(source) == Path(source).read_bytes(), path
             events.append(Path(path).name)
         replace(source, path)
 
@@ -94,13 +94,13 @@ def test_explain_full_disk_translates_errors_of_a_full_disk(error: Exception) ->
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "an error"), gl.GpuloadError("No space left on device")])
-def test_explain_full_disk_leaves_other_errors_unchanged(error: Exception) -> None:
+def test_explain_full_disk_passes_unrelated_errors_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, explain_full_disk("/set"):
         raise error
     assert raised.value is error
 
 
-FULL = """
+APP_WITH_A_FILE_SIZE_LIMIT = """
 import resource, sys
 import gpuload as gl
 from gpuload.cli.app import app
@@ -114,15 +114,15 @@ if __name__ == "__main__":
 @pytest.mark.processes
 @pytest.mark.parametrize("to", STORES)
 def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Path, tmp_path: Path, to: str) -> None:
-    """A limit on the size of files stands for a full disk: the kernel refuses writes in the same way."""
-    (tmp_path / "full.py").write_text(FULL)
+    """A limit on the size of files simulates a full disk: the kernel refuses writes in the same way."""
+    (tmp_path / "limited.py").write_text(APP_WITH_A_FILE_SIZE_LIMIT)
     command = ["pack", folder, tmp_path / "set", "--to", to, "--workers", 0]
     options = ["--short-side", 16] if to == "array" else []
     # Otherwise, Python would leave truncated files of compiled modules.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(limit: int) -> subprocess.CompletedProcess[str]:
-        arguments = map(str, [sys.executable, tmp_path / "full.py", limit, *command, *options])
+        arguments = map(str, [sys.executable, tmp_path / "limited.py", limit, *command, *options])
         return subprocess.run([*arguments], env=environment, capture_output=True, text=True, timeout=100)
 
     process = run(5_000)

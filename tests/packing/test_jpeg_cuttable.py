@@ -1,3 +1,5 @@
+"""`make_cuttable` and `add_index`: pixels and metadata stay, and files that cannot be indexed are left unchanged."""
+
 from __future__ import annotations
 
 import io
@@ -29,13 +31,13 @@ def noise(height: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def grains(height: int, width: int) -> np.ndarray:
+def blurred_noise(height: int, width: int) -> np.ndarray:
     """Return an image with less detail than noise, for which Pillow does not write optimized tables."""
     small = Image.fromarray(noise(height // 2, width // 2))
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def decoded(jpeg: bytes) -> np.ndarray:
+def decode(jpeg: bytes) -> np.ndarray:
     decoder = Decoder(Decode())
     return decoder.decode(Encoded(jpeg), decoder.header(Encoded(jpeg)))
 
@@ -62,21 +64,21 @@ def replace_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 )
 def test_make_cuttable_keeps_pixels_and_metadata(options):
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # orientation: a quarter turn
     metadata = {"exif": exif, "icc_profile": b"an ICC profile", "comment": b"a comment"}
-    jpeg = encode(grains(240, 320), "JPEG", quality=70, **metadata, **options)
+    jpeg = encode(blurred_noise(240, 320), "JPEG", quality=70, **metadata, **options)
     cuttable = make_cuttable(jpeg + b"another picture")
     assert is_cuttable(cuttable, header_of(cuttable))
     with always:
         assert cut(cuttable, header_of(cuttable), (100, 100, 60, 60)) is not None
-    np.testing.assert_array_equal(decoded(cuttable), decoded(jpeg))
+    np.testing.assert_array_equal(decode(cuttable), decode(jpeg))
     with Image.open(io.BytesIO(cuttable)) as image:
         assert image.getexif()[0x0112] == 6
         assert (image.info["icc_profile"], image.info["comment"]) == (b"an ICC profile", b"a comment")
     assert make_cuttable(cuttable) == cuttable
 
 
-def test_crops_of_cuttable_photographs_equal_those_of_the_originals(photos):
+def test_crops_of_cuttable_photographs_equal_crops_of_the_originals(photos):
     rng, decoder, cut_count = np.random.default_rng(1), Decoder(Decode()), 0
     for path in photos[::16]:
         jpeg = path.read_bytes()
@@ -91,54 +93,54 @@ def test_crops_of_cuttable_photographs_equal_those_of_the_originals(photos):
                 decoder.decode(Encoded(cuttable), cuttable_header, region),
                 decoder.decode(Encoded(jpeg), header, region),
             )
-    assert cut_count > 8
+    assert cut_count > 8, "too few regions were cut to test their pixels"
 
 
 @pytest.mark.processes
-def test_make_cuttable_returns_other_files_unchanged(tmp_path, monkeypatch):
+def test_make_cuttable_returns_files_that_it_cannot_index_unchanged(tmp_path, monkeypatch):
     replace_jpegtran(tmp_path, monkeypatch, "exit 1")
-    large, picture = grains(320, 240), grains(84, 122)
-    progressive, sound = encode(large, "JPEG", progressive=True), encode(large, "JPEG")
-    middle = header_of(sound).first_scan + 900
+    large_image, small_image = blurred_noise(320, 240), blurred_noise(84, 122)
+    progressive, baseline = encode(large_image, "JPEG", progressive=True), encode(large_image, "JPEG")
+    middle = header_of(baseline).first_scan + 900
     files = {
         "nothing": b"",
         "no image": b"neither a JPEG nor another image",
-        "PNG": encode(picture, "PNG"),
-        "CMYK": encode(large, "JPEG", mode="CMYK"),
-        "too small": encode(picture, "JPEG"),
-        "its header alone": sound[:200],
-        "cut off": sound[:-400],
-        "a marker": sound[:middle] + b"\xff\xd3" + sound[middle:],
-        "zeros": sound[:middle] + bytes(300) + sound[-2:],
-        "bytes too many": sound[:-2] + b"abc" + sound[-2:],
-        "bytes too few": sound[:-12] + sound[-2:],
+        "PNG": encode(small_image, "PNG"),
+        "CMYK": encode(large_image, "JPEG", mode="CMYK"),
+        "too small": encode(small_image, "JPEG"),
+        "only its header": baseline[:200],
+        "cut off": baseline[:-400],
+        "a marker": baseline[:middle] + b"\xff\xd3" + baseline[middle:],
+        "zeros": baseline[:middle] + bytes(300) + baseline[-2:],
+        "extra bytes": baseline[:-2] + b"abc" + baseline[-2:],
+        "missing bytes": baseline[:-12] + baseline[-2:],
         "incomplete progressive": progressive[: progressive.rindex(b"\xff\xda")] + b"\xff\xd9",
-        "cuttable by markers": encode(picture, "JPEG", restart_marker_blocks=2),
-        "cuttable": make_cuttable(sound),
+        "cuttable by markers": encode(small_image, "JPEG", restart_marker_blocks=2),
+        "cuttable": make_cuttable(baseline),
     }
     for name, data in files.items():
         assert make_cuttable(data) == data, name
-    assert make_cuttable(sound) != sound
+    assert make_cuttable(baseline) != baseline
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
-    ["/bin/cat sound; exit 2", "/bin/cat sound; echo Premature end >&2", "/bin/cat", "echo else", "/bin/cat other"],
+    ["/bin/cat valid; exit 2", "/bin/cat valid; echo Premature end >&2", "/bin/cat", "echo else", "/bin/cat other"],
 )
 def test_make_cuttable_returns_the_file_unchanged_if_jpegtran_fails(tmp_path, monkeypatch, script):
-    image = grains(320, 240)
-    jpeg, sound = encode(image, "JPEG", progressive=True), encode(image, "JPEG")
-    (tmp_path / "sound").write_bytes(sound)
+    image = blurred_noise(320, 240)
+    jpeg, baseline = encode(image, "JPEG", progressive=True), encode(image, "JPEG")
+    (tmp_path / "valid").write_bytes(baseline)
     (tmp_path / "other").write_bytes(encode(image[1:], "JPEG"))
     replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n{script}")
     assert make_cuttable(jpeg) == jpeg
-    replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n/bin/cat sound")
-    assert make_cuttable(jpeg) == make_cuttable(sound)
+    replace_jpegtran(tmp_path, monkeypatch, f"cd {tmp_path}\n/bin/cat valid")
+    assert make_cuttable(jpeg) == make_cuttable(baseline)
 
 
 def test_make_cuttable_replaces_a_damaged_index():
-    cuttable = make_cuttable(encode(grains(320, 240), "JPEG", comment=b"a comment"))
+    cuttable = make_cuttable(encode(blurred_noise(320, 240), "JPEG", comment=b"a comment"))
     damaged = bytearray(cuttable)
     damaged[header_of(cuttable).index_at + 900] ^= 1
     assert not is_cuttable(bytes(damaged), header_of(bytes(damaged)))
@@ -147,10 +149,10 @@ def test_make_cuttable_replaces_a_damaged_index():
 
 def test_missing_jpegtran_raises_only_for_progressive_jpegs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    cuttable = make_cuttable(encode(grains(320, 240), "JPEG"))
+    cuttable = make_cuttable(encode(blurred_noise(320, 240), "JPEG"))
     assert is_cuttable(cuttable, header_of(cuttable))
     with pytest.raises(GpuloadError, match=r"needs the program jpegtran, .* libjpeg-turbo-progs \(Debian, Ubuntu\)"):
-        make_cuttable(encode(grains(320, 240), "JPEG", progressive=True))
+        make_cuttable(encode(blurred_noise(320, 240), "JPEG", progressive=True))
 
 
 def test_add_index_keeps_coded_data_metadata_and_tables():
@@ -168,11 +170,11 @@ def test_add_index_adds_codes_that_a_table_lacks():
     jpeg = restarted("4:2:0", (6, 4), 0, content="few")
     with small_limits:
         indexed = add_index(jpeg, header_of(jpeg))
-    before, after = (read_tables(data, header_of(data))[0] for data in (jpeg, indexed))
-    assert before != after
-    for number, table in before.items():
-        assert after[number].codes().items() >= table.codes().items()
-    np.testing.assert_array_equal(decoded(indexed), decoded(jpeg))
+    tables, indexed_tables = (read_tables(data, header_of(data))[0] for data in (jpeg, indexed))
+    assert tables != indexed_tables
+    for number, table in tables.items():
+        assert indexed_tables[number].codes().items() >= table.codes().items()
+    np.testing.assert_array_equal(decode(indexed), decode(jpeg))
 
 
 def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
@@ -181,20 +183,20 @@ def test_add_index_has_larger_cells_where_the_segment_size_is_limited():
         jpeg = restarted("4:4:4", (size, size), 0)
         grids.append(find_grid(indexed := add_index(jpeg, header_of(jpeg)), header_of(indexed)))
     with mock.patch("gpuload.packing.jpeg_cuttable.MAX_SEGMENT_BYTES", 10_000):
-        limited = add_index(jpeg, header_of(jpeg))
-    assert len(limited) < len(jpeg) + 10_010
-    assert find_grid(limited, header_of(limited)).cell_mcus_across > grids[-1].cell_mcus_across
+        limited_jpeg = add_index(jpeg, header_of(jpeg))
+    assert len(limited_jpeg) < len(jpeg) + 10_010
+    assert find_grid(limited_jpeg, header_of(limited_jpeg)).cell_mcus_across > grids[-1].cell_mcus_across
 
 
 def test_cut_finds_rows_longer_than_65535_bits():
-    """Rows of noise of high quality have that many bits."""
+    """Rows of 3000 pixels of noise have so many bits at a high quality."""
     jpeg = encode(noise(16, 3000), "JPEG", quality=95, subsampling=0)
     indexed = add_index(jpeg, header_of(jpeg))
     with always:
         part = cut(indexed, header_of(indexed), (9, 2000, 5, 500))
     top, left, height, width = part.region_tlhw
     np.testing.assert_array_equal(
-        decoded(part.data)[top : top + height, left : left + width], decoded(jpeg)[9:14, 2000:2500]
+        decode(part.data)[top : top + height, left : left + width], decode(jpeg)[9:14, 2000:2500]
     )
 
 
@@ -206,8 +208,8 @@ def test_add_index_of_an_unusual_jpeg_returns_none():
     start = header.first_scan
     tables_swapped = jpeg[: start + 5] + jpeg[start + 7 : start + 9] + jpeg[start + 5 : start + 7] + jpeg[start + 9 :]
     options = {"progressive": True}, {"restart_marker_blocks": 2}, {"mode": "CMYK"}
-    others = [encode(image, "JPEG", **option) for option in options]
-    for unusual in (tables_swapped, *others, encode(image[:30, :30], "JPEG")):
+    unsupported_jpegs = [encode(image, "JPEG", **option) for option in options]
+    for unusual in (tables_swapped, *unsupported_jpegs, encode(image[:30, :30], "JPEG")):
         assert add_index(unusual, header_of(unusual)) is None
 
 
@@ -219,8 +221,8 @@ def test_add_index_and_cut_survive_any_changed_header(seed):
     with small_limits, always:
         for _ in range(150):
             jpeg = bytearray(original)
-            for at in rng.integers(2, header_of(original).first_scan + 14, 2):
-                jpeg[at] = rng.integers(256)
+            for offset in rng.integers(2, header_of(original).first_scan + 14, 2):  # up to the end of the scan's header
+                jpeg[offset] = rng.integers(256)
             header = scan_markers(bytes(jpeg))
             indexed = None if header is None else add_index(bytes(jpeg), header)
             if indexed is not None:
@@ -228,4 +230,4 @@ def test_add_index_and_cut_survive_any_changed_header(seed):
                 indexed_header: JpegHeader = header_of(indexed)
                 if indexed_header.height > 50 and indexed_header.width > 70:
                     cut(indexed, indexed_header, (20, 30, 30, 40))
-    assert indexed_count > 10
+    assert indexed_count > 10, "too few changed headers were indexed"

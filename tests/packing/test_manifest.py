@@ -18,8 +18,8 @@ from gpuload.packing.manifest import add_hash, open_packed
 
 from .packed_sets import Packing
 
-# For each case: the store, the entry that is changed, its new value, and the expected message.
-FOREIGN: dict[str, tuple[str, str, Any, str]] = {
+# For each case: the store, the entry to change, its new value, and the expected message.
+FOREIGN_ENTRIES: dict[str, tuple[str, str, Any, str]] = {
     "another class": ("tar", "read.dataset", "Cached", "read.dataset is 'Cached'; expected 'TarShards'"),
     "a class of another store": ("tar", "read.dataset", "LMDB", "read.dataset is 'LMDB'; expected 'TarShards'"),
     "a path above": ("tar", "read.path", "../victim/*.tar", "read.path is '../victim/*.tar'; expected 'shard-*.tar'"),
@@ -34,35 +34,35 @@ FOREIGN: dict[str, tuple[str, str, Any, str]] = {
     "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1; expected a number"),
     "a file elsewhere": ("tar", "files./victim", "0" * 64, "files has an entry '/victim', which gpuload does not"),
     "a cause": ("tar", "left_out", [{"index": 0}], "left_out[0] lacks the entry 'source'"),
-    "text that is none": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J'; expected a number"),
+    "text instead of a number": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J'; expected a number"),
     "another store": ("tar", "to", "pickle", "'to' is 'pickle'; expected one of tar, parquet, lmdb, array"),
     "a list as store": ("tar", "to", ["tar"], "'to' is ['tar']; expected one of tar, parquet, lmdb, array"),
-    "an entry more": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
+    "an additional entry": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
     "no dict": ("tar", "read", [], "read is []; expected a dict"),
 }
 
 
-def change(path: Path, entry: str, value: Any) -> None:
+def change_entry(path: Path, entry: str, value: Any) -> None:
     """Change an entry of a set's manifest, and update its hash."""
     manifest = json.loads((path / "manifest.json").read_text())
-    *parents, last = entry.split(".") if not entry.startswith("files.") else entry.split(".", 1)
+    *parents, key = entry.split(".") if not entry.startswith("files.") else entry.split(".", 1)
     container = manifest
     for name in parents:
         container = container[int(name) if isinstance(container, list) else name]
-    container[last] = value
+    container[key] = value
     (path / "manifest.json").write_text(json.dumps(add_hash(manifest)))
 
 
-@pytest.mark.parametrize(("to", "entry", "value", "message"), FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(("to", "entry", "value", "message"), FOREIGN_ENTRIES.values(), ids=FOREIGN_ENTRIES)
 def test_manifest_entry_that_gpuload_does_not_write_raises(
     packed: Packing, to: str, entry: str, value: Any, message: str
 ) -> None:
     path = packed(to, short_side=16)
-    change(path, entry, value)
+    change_entry(path, entry, value)
     pattern = rf"manifest.json' is not a gpuload manifest: .*{re.escape(message)}.*\. It was not used; copy the set"
-    for use in (open_packed, gl.verify, lambda path: packed(to, short_side=16)):
+    for call in (open_packed, gl.verify, lambda path: packed(to, short_side=16)):
         with pytest.raises(gl.GpuloadError, match=pattern):
-            use(str(path))
+            call(str(path))
 
 
 @lacking.needs("typer")
@@ -80,7 +80,7 @@ def test_commands_touch_no_file_that_a_foreign_manifest_names(packed: Packing, t
         ("read", {"dataset": "Cached", "path": ".", "options": {"where": "disk", "path": str(cache)}}),
         ("read", {"dataset": "TarShards", "path": "../victim/*.tar", "options": {"fields": ["jpg", "cls"]}}),
     ):
-        change(path, entry, value)
+        change_entry(path, entry, value)
         result = CliRunner().invoke(app, [command, str(path), *map(str, arguments)])
         assert (result.exit_code, "is not a gpuload manifest" in result.stderr) == (1, True), result.output
     assert sorted(os.listdir(tmp_path)) == ["images", "set", "victim"]
@@ -99,7 +99,7 @@ def test_link_out_of_a_set_raises(packed: Packing, tmp_path: Path) -> None:
         open_packed(str(path))
 
 
-def test_classes_json_with_other_types_raises(packed: Packing) -> None:
+def test_classes_json_with_values_that_are_not_names_raises(packed: Packing) -> None:
     path = packed("tar")
     (path / "classes.json").write_text('["ant", 1]')
     with pytest.raises(gl.GpuloadError, match=r"classes.json' holds \['ant', 1\]; expected a list of class names\."):
@@ -122,8 +122,8 @@ def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing, tmp_pat
 
 
 @pytest.fixture
-def unfinished(folder: Path, packed: Packing) -> Path:
-    """Return the folder of unfinished work of a set."""
+def work_folder(folder: Path, packed: Packing) -> Path:
+    """The work folder of a set that is not finished."""
     (folder / "bee" / "001.jpg").write_bytes(jpeg_bytes(smooth_image(24, 48, 1))[:99])
     with pytest.raises(gl.GpuloadError, match="is not finished"):
         packed("tar")
@@ -142,16 +142,16 @@ def unfinished(folder: Path, packed: Packing) -> Path:
     ],
 )
 def test_plan_that_gpuload_does_not_write_raises(
-    unfinished: Path, packed: Packing, entry: str, value: Any, message: str
+    work_folder: Path, packed: Packing, entry: str, value: Any, message: str
 ) -> None:
-    plan = json.loads((unfinished / "plan.json").read_text())
-    (unfinished / "plan.json").write_text(json.dumps({**plan, entry: value}))
+    plan = json.loads((work_folder / "plan.json").read_text())
+    (work_folder / "plan.json").write_text(json.dumps({**plan, entry: value}))
     with pytest.raises(FileExistsError, match=rf"plan.json' is not a plan of `gpuload pack`: {message}; remove "):
         packed("tar")
 
 
-def test_part_with_a_foreign_record_is_packed_again(unfinished: Path, packed: Packing) -> None:
-    for path in unfinished.glob("0*.json"):
+def test_part_with_a_foreign_record_is_packed_again(work_folder: Path, packed: Packing) -> None:
+    for path in work_folder.glob("0*.json"):
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "file": "../../victim"}))
     path = packed("tar", skip_bad=True)

@@ -1,4 +1,4 @@
-"""pack: sets return their samples, and their bytes depend on nothing else; damaged samples; resumption."""
+"""`pack`: packed sets hold the samples, and their bytes depend only on these; damaged samples; repeated runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpuload.packing.pack import BadSamples
 from .packed_sets import COUNT, STORES, Packing, Samples, content, pack_and_open, small_jpeg
 
 
-def decoded(encoded: gl.Encoded) -> np.ndarray:
+def decode(encoded: gl.Encoded) -> np.ndarray:
     from gpuload.decode import Decoder
 
     decoder = Decoder(gl.Decode())
@@ -36,7 +36,7 @@ def decoded(encoded: gl.Encoded) -> np.ndarray:
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
-def test_packed_set_returns_the_samples_in_order(folder: Path, packed: Packing, to: str) -> None:
+def test_packed_set_holds_the_samples_in_order(folder: Path, packed: Packing, to: str) -> None:
     dataset, path = gl.ImageFolder(folder), packed(to)
     packed_samples = [(image.data, label) for image, label in open_packed(str(path))]
     assert packed_samples == [(image.data, label) for image, label in dataset]
@@ -52,7 +52,7 @@ def test_array_store_holds_pixels_and_labels(packed: Packing) -> None:
     path = packed("array", dataset=dataset, short_side=None)
     array = gl.ArrayFile(path / "images.npy", labels=path / "labels.npy")
     for (image, label), (encoded, expected) in zip(array, dataset.samples, strict=True):
-        np.testing.assert_array_equal(image.hwc, decoded(encoded))
+        np.testing.assert_array_equal(image.hwc, decode(encoded))
         assert label == expected
     assert gl.verify(path) == []
 
@@ -68,11 +68,11 @@ def test_read_expression_of_the_result_opens_the_set(folder: Path, tmp_path: Pat
 
 @lacking.needs("pyarrow")
 def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing) -> None:
-    first = packed("tar")
-    second = packed("parquet", "again", dataset=open_packed(str(first)))
+    tar_set = packed("tar")
+    parquet_set = packed("parquet", "again", dataset=open_packed(str(tar_set)))
     expected = [(image.data, label) for image, label in gl.ImageFolder(folder)]
-    assert open_packed(str(second)).classes == ["ant", "bee", "cät"]
-    assert [(image.data, label) for image, label in open_packed(str(second))] == expected
+    assert open_packed(str(parquet_set)).classes == ["ant", "bee", "cät"]
+    assert [(image.data, label) for image, label in open_packed(str(parquet_set))] == expected
 
 
 @pytest.mark.parametrize("to", STORES)
@@ -98,31 +98,31 @@ import os, random, signal, sys, warnings
 import numpy, PIL.JpegImagePlugin
 import gpuload as gl
 from gpuload.packing.pack import pack
-source, target, to, size = sys.argv[1:5]
+source, target, to, shard_bytes, repeats = sys.argv[1:]
 if to == "parquet":
     import pyarrow.parquet
 draw, calls = random.Random(to), 0
 
-def run(path, last):  # to the end, or until this call of a C function
+def run(path, last_call):  # packs in a child, which is killed at this call of a C function
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
     def count(frame, event, function):
         global calls
         calls += event == "c_call"
-        if calls == last:
+        if calls == last_call:
             os.kill(os.getpid(), signal.SIGKILL)
     sys.setprofile(count)
     side = 16 if to == "array" else None
-    pack(gl.ImageFolder(source), path, to=to, workers=0, shard_bytes=int(size), short_side=side)
+    pack(gl.ImageFolder(source), path, to=to, workers=0, shard_bytes=int(shard_bytes), short_side=side)
     sys.setprofile(None)
     open(f"{target}/calls", "w").write(str(calls))
     os._exit(0)
 
 assert run(f"{target}/uninterrupted", -1) == 0
-most = int(open(f"{target}/calls").read())
-for number in range(int(sys.argv[5])):
-    kills = sum(run(f"{target}/{number}", draw.randrange(1, most)) == signal.SIGKILL for _ in range(3))
+call_count = int(open(f"{target}/calls").read())
+for number in range(int(repeats)):
+    kills = sum(run(f"{target}/{number}", draw.randrange(1, call_count)) == signal.SIGKILL for _ in range(3))
     assert run(f"{target}/{number}", -1) == 0
     print(kills)
 """
@@ -132,44 +132,44 @@ for number in range(int(sys.argv[5])):
 @pytest.mark.slow
 @pytest.mark.parametrize("to", STORES)
 def test_pack_killed_at_random_and_repeated_makes_the_same_bytes(folder: Path, tmp_path: Path, to: str) -> None:
-    target, size = tmp_path / "sets", 1700 if to == "array" else 16000
+    target, shard_bytes = tmp_path / "sets", 1700 if to == "array" else 16000
     target.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    output, _ = run_python(DRIVER, folder, target, to, size, 3, env=environment, timeout=200)
+    output, _ = run_python(DRIVER, folder, target, to, shard_bytes, 3, env=environment, timeout=200)
     kills = [int(line) for line in output.split()]
-    assert sum(kills) > 3, kills
+    assert sum(kills) > 3, kills  # of 9 runs, several were killed before they ended
     expected = content(target / "uninterrupted")
     for number in range(len(kills)):
         assert content(target / str(number)) == expected
 
 
 def damage(folder: Path) -> tuple[Path, Path]:
-    """Truncate one image, and overwrite another one, of the next class, with text."""
-    truncated, no_image = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
+    """Truncate sample 1, of the first class, and overwrite sample 5, of the second class, with text."""
+    truncated, text_file = folder / "ant" / "003.jpg", folder / "bee" / "004.jpg"
     truncated.write_bytes(truncated.read_bytes()[:-150])
-    no_image.write_bytes(b"nothing")
-    return truncated, no_image
+    text_file.write_bytes(b"nothing")
+    return truncated, text_file
 
 
 @contextlib.contextmanager
-def replaced(path: Path, content: bytes) -> Iterator[None]:
-    """Replace a file's content in this block, and then restore it with its modification time."""
-    data, moment = path.read_bytes(), path.stat().st_mtime_ns
-    path.write_bytes(content)
+def replaced(path: Path, new_content: bytes) -> Iterator[None]:
+    """Replace a file's content in this block, and then restore content and modification time."""
+    original, mtime_ns = path.read_bytes(), path.stat().st_mtime_ns
+    path.write_bytes(new_content)
     yield
-    path.write_bytes(data)
-    os.utime(path, ns=(moment, moment))
+    path.write_bytes(original)
+    os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
 @pytest.mark.parametrize("to", STORES)
 def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, packed: Packing, to: str) -> None:
-    truncated, no_image = damage(folder)
+    truncated, text_file = damage(folder)
     with pytest.raises(BadSamples) as raised:
         packed(to)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"2 of 12 samples are damaged, so {str(folder.parent / 'set')!r} is not finished:"
     assert lines[1].startswith(f"  {truncated}: DecodeError: the JPEG cannot be decoded: ")
-    assert lines[2].startswith(f"  {no_image}: DecodeError: not an image that gpuload decodes: 7 bytes")
+    assert lines[2].startswith(f"  {text_file}: DecodeError: not an image that gpuload decodes: 7 bytes")
     assert "--on-error skip" in lines[3]
     with pytest.raises(FileNotFoundError, match="is not finished: run the same `gpuload pack` command again"):
         gl.verify(folder.parent / "set")
@@ -181,7 +181,7 @@ def test_damaged_images_are_listed_and_dropped_only_with_skip_bad(folder: Path, 
         assert [image.data for image, _ in dataset] == [image.data for image, _ in expected]
     manifest = json.loads((path / "manifest.json").read_text())
     sources = {entry["index"]: entry["source"] for entry in manifest["left_out"]}
-    assert sources == {1: str(truncated), 5: str(no_image)}
+    assert sources == {1: str(truncated), 5: str(text_file)}
     assert gl.verify(path) == []
     assert content(packed(to, "at once", skip_bad=True)) == content(path)
 
@@ -219,33 +219,33 @@ def test_image_changed_between_runs_is_packed_as_changed(folder: Path, packed: P
     damage(folder)
     with pytest.raises(BadSamples):
         packed("tar")
-    changed = small_jpeg(5).data
-    (folder / "cät" / "002.jpg").write_bytes(changed)
+    new_jpeg = small_jpeg(5).data
+    (folder / "cät" / "002.jpg").write_bytes(new_jpeg)
     path = packed("tar", skip_bad=True)
-    assert next(image.data for image, label in open_packed(str(path)) if label == 2) == changed
+    assert next(image.data for image, label in open_packed(str(path)) if label == 2) == new_jpeg
 
 
 def test_finished_set_is_not_written_again(folder: Path, packed: Packing) -> None:
     path = packed("tar")
-    moments = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    mtimes = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     result = gl.pack(gl.ImageFolder(folder), path, to="tar", workers=0, shard_bytes=12_500)
     assert (result.samples, result.taken_up) == (COUNT, COUNT)
-    assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == moments
+    assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == mtimes
 
 
 def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Packing) -> None:
-    path, changed = packed("tar"), folder / "bee" / "004.jpg"
-    before = content(path)
-    parts = json.loads(before["manifest.json"])["parts"]
+    path, changed_file = packed("tar"), folder / "bee" / "004.jpg"
+    expected = content(path)
+    parts = json.loads(expected["manifest.json"])["parts"]
     (part,) = (part for part in parts if part["first"] <= 5 < part["first"] + part["samples"])  # the file is sample 5
     message = (
         r"set' holds a finished set, but source files have since changed in size or modification time: among samples "
         rf"{part['first']} to {part['first'] + part['samples'] - 1}\. To pack the changed files, use another "
         r"folder or remove this one; if they were only copied or touched, keep the set: it is complete$"
     )
-    with replaced(changed, small_jpeg(5).data), pytest.raises(FileExistsError, match=message):
+    with replaced(changed_file, small_jpeg(5).data), pytest.raises(FileExistsError, match=message):
         packed("tar")
-    assert content(path) == before
+    assert content(path) == expected
     assert packed("tar") == path
     for file in folder.rglob("*.jpg"):
         os.utime(file, ns=(5, 5))
@@ -256,7 +256,7 @@ def test_finished_set_whose_source_files_changed_raises(folder: Path, packed: Pa
         assert packed("tar") == path
 
 
-def test_set_or_plan_of_other_arguments_or_an_older_version_raises(folder: Path, packed: Packing) -> None:
+def test_set_or_plan_with_different_arguments_or_an_older_version_raises(folder: Path, packed: Packing) -> None:
     def make_older(file: Path) -> None:
         file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
 
@@ -282,7 +282,7 @@ def test_set_or_plan_of_other_arguments_or_an_older_version_raises(folder: Path,
         packed("tar")
 
 
-def test_folder_with_other_files_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
+def test_folder_with_files_that_pack_did_not_write_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
     message = r"holds other files \('ant', 'bee', 'cät' …\); expected a new or empty folder"
     with pytest.raises(FileExistsError, match=message):
         packed("tar", "images")
@@ -337,7 +337,7 @@ def test_sample_that_a_store_cannot_hold_raises(tmp_path: Path, to: str, sample:
         gl.pack(Samples(sample), tmp_path / "set", to=to, workers=0)
 
 
-def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
+def test_fields_of_dicts_are_read_back_under_their_names(tmp_path: Path) -> None:
     mask = gl.Mask(gl.Encoded(encode(smooth_image(20, 20, 0), "PNG")))
     samples = [
         {
@@ -364,12 +364,12 @@ def test_fields_of_dicts_return_under_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "lmdb"])
-def test_single_images_and_text_labels_return(tmp_path: Path, to: str) -> None:
+def test_single_images_and_text_labels_are_read_back(tmp_path: Path, to: str) -> None:
     images = small_jpeg(0), small_jpeg(1)
-    back = pack_and_open(Samples(*images), tmp_path / "images", to)
-    assert [image.data for image in back] == [image.data for image in images]
-    back = pack_and_open(Samples((images[0], "cat"), (images[1], "dög")), tmp_path / "text", to)
-    assert [(image.data, label) for image, label in back] == [(images[0].data, "cat"), (images[1].data, "dög")]
+    dataset = pack_and_open(Samples(*images), tmp_path / "images", to)
+    assert [image.data for image in dataset] == [image.data for image in images]
+    dataset = pack_and_open(Samples((images[0], "cat"), (images[1], "dög")), tmp_path / "text", to)
+    assert [(image.data, label) for image, label in dataset] == [(images[0].data, "cat"), (images[1].data, "dög")]
 
 
 @lacking.needs("lmdb")
@@ -379,7 +379,7 @@ def test_lmdb_labels_are_text_unless_all_are_numbers(tmp_path: Path) -> None:
 
 
 @lacking.needs("pyarrow")
-def test_parquet_columns_return_and_images_have_no_statistics(tmp_path: Path) -> None:
+def test_parquet_columns_are_read_back_and_images_have_no_statistics(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     samples = [{"image": small_jpeg(number), "label": number, "caption": f"no. {number}"} for number in range(3)]
@@ -428,13 +428,13 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(
 
 
 @pytest.mark.parametrize("to", ["tar", "array"])
-def test_drafts_are_in_the_work_folder_which_a_finished_set_lacks(
+def test_drafts_are_in_the_work_folder_which_is_removed_at_the_end(
     folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
-    """A worker that is killed while it writes a file, such as the index of a shard, leaves its draft there."""
+    """A worker that is killed while it writes a file, such as the index of a shard, leaves the draft in that folder."""
     moves: list[tuple[str, str]] = []
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda source, path: (moves.append((source, path)), replace(source, path))[1])
+    monkeypatch.setattr(os, "replace", lambda *paths: moves.append(paths) or replace(*paths))
     path = packed(to)
     drafts = [source for source, _ in moves if source.endswith(".part")]
     assert {os.path.dirname(draft) for draft in drafts} == {str(path / ".gpuload-pack")}
@@ -452,13 +452,13 @@ def test_pack_interrupted_before_the_manifest_finishes_when_repeated(
     to = to.split()[0]
     expected = content(packed(to, "expected", skip_bad=True))
 
-    def interrupted(path: str, *arguments: Any, **options: Any) -> None:
+    def write_before_manifest(path: str, *arguments: Any, **options: Any) -> None:
         if path.endswith("manifest.json"):
             raise KeyboardInterrupt
         write(path, *arguments, **options)
 
     write = pack_module.write_file
-    monkeypatch.setattr(pack_module, "write_file", interrupted)
+    monkeypatch.setattr(pack_module, "write_file", write_before_manifest)
     with pytest.raises(KeyboardInterrupt):
         packed(to, skip_bad=True)
     monkeypatch.undo()
@@ -476,9 +476,9 @@ def test_broken_lmdb_pages_are_overwritten_when_pack_is_repeated(
     with replaced(path, path.read_bytes()[:-150]), pytest.raises(BadSamples):
         packed("lmdb")
     database = folder.parent / "set" / ".gpuload-pack" / "data.mdb"
-    assert database.stat().st_size > 5 * 4096
+    assert database.stat().st_size > 5 * 4096  # more than its first pages
     with open(database, "ab" if has_first_pages else "wb") as file:
-        file.write(bytes(range(256)) * 16)
+        file.write(bytes(range(256)) * 16)  # a page of 4096 bytes that LMDB cannot have written
     assert content(packed("lmdb")) == expected
 
 
@@ -491,13 +491,14 @@ def test_workers_inherit_multiprocessing_shared_memory(tmp_path: Path) -> None:
     assert [image.data for image in open_packed(str(tmp_path / "set"))] == [data] * 4
 
 
+# A TIFF header and one entry: tag 0x0112 (orientation), type SHORT, count 1, value 6 (a quarter turn).
 EXIF_ROTATED = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
 
 
-def rotated_images(*exif: bool | None) -> Samples:
-    """Make labelled JPEGs whose EXIF orientation is a quarter turn, with these values of `Encoded.exif`."""
-    images = [jpeg_bytes(smooth_image(20, 30, index), exif=EXIF_ROTATED) for index in range(len(exif))]
-    return Samples(*((gl.Encoded(images[index], exif=value), index) for index, value in enumerate(exif)))
+def rotated_images(*exif_settings: bool | None) -> Samples:
+    """Make labelled JPEGs with EXIF_ROTATED, one for each of these values of `Encoded.exif`."""
+    images = [jpeg_bytes(smooth_image(20, 30, index), exif=EXIF_ROTATED) for index in range(len(exif_settings))]
+    return Samples(*((gl.Encoded(images[index], exif=value), index) for index, value in enumerate(exif_settings)))
 
 
 @pytest.mark.parametrize("to", STORES)
@@ -507,9 +508,9 @@ def test_packed_images_are_upright_if_the_datasets_are(tmp_path: Path, to: str, 
     result = gl.pack(dataset, tmp_path / "set", to=to, workers=0)
     packed_dataset = open_packed(str(tmp_path / "set"))
     for (image, _), (original, _) in zip(packed_dataset, dataset.samples, strict=True):
-        pixels = image.hwc if to == "array" else decoded(image)
+        pixels = image.hwc if to == "array" else decode(image)
         assert pixels.shape == ((30, 20, 3) if exif else (20, 30, 3))
-        np.testing.assert_array_equal(pixels, decoded(original))
+        np.testing.assert_array_equal(pixels, decode(original))
     assert ("exif=True" in result.read) == (bool(exif) and to != "array")
     assert [label for _, label in eval(result.read, {"gpuload": gl})] == [0, 1]
     assert gl.verify(tmp_path / "set") == []

@@ -35,7 +35,7 @@ def wait_for(path: Path) -> None:
 
 
 def in_workers(action: Callable[[int], Any], samples: int) -> MapDataset:
-    """Return a dataset of JPEGs which, in workers only, calls a function first; a true result replaces the JPEG."""
+    """Return a dataset of JPEGs that calls a function first if it is in a worker; a true result replaces the JPEG."""
     main_process = os.getpid()
 
     def make(index: int) -> Any:
@@ -79,12 +79,12 @@ def test_full_disk_in_a_worker_raises_without_a_traceback(tmp_path: Path) -> Non
 
 
 def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid_file, done, record_of = tmp_path / "pid", tmp_path / "done", pool._record
+    pid_file, part_0_done, record_of = tmp_path / "pid", tmp_path / "done", pool._record
 
     def record_and_touch(*arguments: Any) -> Any:
         record = record_of(*arguments)
         if record["part"] == 0:
-            done.touch()
+            part_0_done.touch()
         return record
 
     def kill_other_worker(index: int) -> None:
@@ -93,7 +93,7 @@ def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: 
             return
         wait_for(pid_file)
         if int(pid_file.read_text()) != os.getpid():
-            wait_for(done)  # the other worker is idle
+            wait_for(part_0_done)  # the other worker is idle
             os.kill(int(pid_file.read_text()), 9)
 
     monkeypatch.setattr(pool, "_record", record_and_touch)
@@ -101,35 +101,35 @@ def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: 
     assert (result.samples, pid_file.exists()) == (2, True)
 
 
-@pytest.mark.parametrize("wrong", [0, 3])
-def test_error_at_the_end_of_a_part_is_raised(tmp_path: Path, wrong: int) -> None:
-    """The last part is followed by no other request, and must raise too."""
+@pytest.mark.parametrize("failing_index", [0, 3])
+def test_error_at_the_end_of_a_part_is_raised(tmp_path: Path, failing_index: int) -> None:
+    """Sample 3 is in the last part, after which the worker gets no other request."""
 
     class Paths:
         def __getitem__(self, index: int) -> str:
-            if index == wrong:  # in the check whether the file has changed
+            if index == failing_index:  # in the check whether the file has changed
                 raise RuntimeError("no such path")
             return "none"
 
     class WithPaths(Samples):
         @property
         def paths(self) -> Paths | None:
-            return None if os.getpid() == here else Paths()
+            return None if os.getpid() == main_process else Paths()
 
-    here = os.getpid()
+    main_process = os.getpid()
     with pytest.raises(gl.GpuloadError, match=r"(?s)RuntimeError: no such path.*Where it happened"):
         gl.pack(WithPaths(*map(small_jpeg, range(4))), tmp_path / "set", to="tar", workers=1, shard_bytes=1)
 
 
-@pytest.mark.parametrize(("shard_bytes", "in_process"), [(1 << 20, True), (1, False)])
-def test_single_shard_is_packed_in_the_main_process(tmp_path: Path, shard_bytes: int, in_process: bool) -> None:
+@pytest.mark.parametrize(("shard_bytes", "is_single"), [(1 << 20, True), (1, False)])
+def test_single_shard_is_packed_in_the_main_process(tmp_path: Path, shard_bytes: int, is_single: bool) -> None:
     dataset = MapDataset(lambda index: (small_jpeg(index), os.getpid()), 3)
     gl.pack(dataset, tmp_path / "set", to="tar", shard_bytes=shard_bytes)
     pids = {label for _, label in gl.TarShards(tmp_path / "set" / "*.tar", fields=("jpg", "cls"))}
-    assert (pids == {os.getpid()}) == in_process
+    assert (pids == {os.getpid()}) == is_single
 
 
-PROGRAM = """
+PACK_WITHOUT_A_MAIN_GUARD = """
 import os, sys, time
 import gpuload as gl
 
@@ -153,45 +153,45 @@ print(result.samples, result.taken_up)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts `PROGRAM` with an image and further arguments."""
-    script, image, started = tmp_path / "program.py", tmp_path / "image.jpg", []
-    script.write_text(PROGRAM)
+    """A function that starts `PACK_WITHOUT_A_MAIN_GUARD` with an image and further arguments."""
+    script, image, processes = tmp_path / "program.py", tmp_path / "image.jpg", []
+    script.write_text(PACK_WITHOUT_A_MAIN_GUARD)
     image.write_bytes(small_jpeg().data)
 
     def start_program(*arguments: Path) -> subprocess.Popen[str]:
         command = [sys.executable, *map(str, (script, image, *arguments))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(command, env=environment, text=True, **pipes))
-        return started[-1]
+        processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+        return processes[-1]
 
     yield start_program
-    for process in started:
+    for process in processes:
         process.kill()
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_a_program_without_a_main_guard_and_finished_parts_are_reused(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, signal_number: int
 ) -> None:
-    process = start(tmp_path / "set", tmp_path / "at")
-    wait_for(tmp_path / "at")
+    process = start(tmp_path / "set", tmp_path / "worker-pid")
+    wait_for(tmp_path / "worker-pid")
     for part in (0, 1, 2, 3, 5):  # the other worker packs these, while the first one is in part 4
         wait_for(tmp_path / "set" / ".gpuload-pack" / f"{part:05d}.json")
-    worker = os.pidfd_open(int((tmp_path / "at").read_text()))
-    process.send_signal(number)
+    worker = os.pidfd_open(int((tmp_path / "worker-pid").read_text()))
+    process.send_signal(signal_number)
     _, error = process.communicate(timeout=120)  # before the sample's 300 s are over
-    assert process.returncode == -number, error
-    assert ("KeyboardInterrupt" in error) == (number == signal.SIGINT)
+    assert process.returncode == -signal_number, error
+    assert ("KeyboardInterrupt" in error) == (signal_number == signal.SIGINT)
     assert select.select([worker], [], [], 60)[0], "the worker did not end"
     os.close(worker)
-    assert start(tmp_path / "set").communicate(timeout=100) == ("6 5\n", "")
+    assert start(tmp_path / "set").communicate(timeout=100) == ("6 5\n", "")  # five of six were packed before
     assert start(tmp_path / "other").communicate(timeout=100) == ("6 0\n", "")
     assert content(tmp_path / "set") == content(tmp_path / "other")
 
 
-ON_RAY = """
+PACK_ON_RAY = """
 import logging, sys
 import gpuload as gl
 import ray
@@ -206,7 +206,7 @@ for to in ("tar", "lmdb"):
 @lacking.needs("ray", "lmdb")
 def test_ray_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
-    run_python(ON_RAY, folder, tmp_path / "there", env=environment, timeout=200)
+    run_python(PACK_ON_RAY, folder, tmp_path / "there", env=environment, timeout=200)
     for to in ("tar", "lmdb"):
         assert content(tmp_path / "there" / to) == content(packed(to, f"here {to}"))
 
@@ -222,11 +222,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 def test_ray_workers_report_progress_and_follow_the_number_of_cpus(cluster: Cluster, packed: Packing) -> None:
     samples: list[int] = []
-    there = packed("tar", "there", ray="auto", workers=None, progress=lambda done, total, nbytes: samples.append(done))
-    assert (samples[0], samples[-1], len(cluster.actors)) == (0, COUNT, 2)  # each runs two workers
-    assert content(there) == content(packed("tar", "here"))
+    on_ray = packed("tar", "there", ray="auto", workers=None, progress=lambda done, total, nbytes: samples.append(done))
+    assert (samples[0], samples[-1], len(cluster.actors)) == (0, COUNT, 2)  # each actor runs two workers
+    assert content(on_ray) == content(packed("tar", "here"))
     packed("tar", "one", ray="auto", workers=1)
-    assert len(cluster.actors) == 3
+    assert len(cluster.actors) == 2 + 1
 
 
 def test_ray_actor_that_dies_is_replaced_and_its_parts_are_repeated(
@@ -236,18 +236,18 @@ def test_ray_actor_that_dies_is_replaced_and_its_parts_are_repeated(
         if done and len(cluster.actors) == 1:
             cluster.actors[0].die()
 
-    there = packed("tar", "there", ray="auto", workers=1, progress=die)
-    assert content(there) == content(packed("tar", "here"))
+    on_ray = packed("tar", "there", ray="auto", workers=1, progress=die)
+    assert content(on_ray) == content(packed("tar", "here"))
     assert "a worker died" in caplog.text
 
 
 def test_ray_machine_without_the_folder_is_named(
     cluster: Cluster, packed: Packing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = pool.Parts
+    original_parts = pool.Parts
 
     def parts_elsewhere(job: Any, *, is_local: bool) -> Any:
-        return parts(replace(job, folder="/nowhere"), is_local=is_local)
+        return original_parts(replace(job, folder="/nowhere"), is_local=is_local)
 
     monkeypatch.setattr(pool, "Parts", parts_elsewhere)
     message = r"^'/nowhere' does not exist on the machine '.*' of the cluster; put the set"

@@ -1,4 +1,4 @@
-"""Tar shards equal those that Python's tarfile writes."""
+"""Tar shards: headers and files equal those that Python's tarfile writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 
 
-def by_tarfile(samples: list[dict[str, Any]]) -> bytes:
+def write_with_tarfile(samples: list[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number, sample in enumerate(samples):
@@ -45,7 +45,7 @@ def test_tar_header_equals_tarfiles(name: str, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "nbytes"), [("n" * 101, 1), ("0.jpg", MAX_MEMBER_BYTES + 1)])
-def test_tar_header_of_a_too_long_name_or_file_raises(name: str, nbytes: int) -> None:
+def test_tar_header_of_too_long_a_name_or_file_raises(name: str, nbytes: int) -> None:
     with pytest.raises(ValueError, match=r"too long|overflow"):
         tar_header(name, nbytes)
 
@@ -54,7 +54,7 @@ def test_tar_header_of_a_too_long_name_or_file_raises(name: str, nbytes: int) ->
 def test_tar_shard_equals_tarfiles_and_has_its_index(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
     gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
     path = tmp_path / "set" / "shard-00000.tar"
-    data = by_tarfile(samples)
+    data = write_with_tarfile(samples)
     assert path.read_bytes() == data
     (part,) = json.loads((tmp_path / "set" / "manifest.json").read_text())["parts"]
     assert (part["bytes"], part["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())

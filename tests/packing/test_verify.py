@@ -1,4 +1,4 @@
-"""verify: which files of a packed set are damaged, missing or unexpected, and which samples in them."""
+"""`verify`: which files of a packed set are damaged, missing or unexpected, and which of their samples."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from helpers import lacking
 
 import gpuload as gl
 from gpuload.packing.manifest import add_hash, open_packed
+from gpuload.packing.stores import GROUP_ROWS
 
 from .packed_sets import STORES, Packing, content
 
 
-def spoil(path: Path, content: bytes) -> None:
-    """Change a byte in the middle of these bytes, everywhere in the file (an LMDB also has old pages)."""
-    changed = bytearray(content)
-    changed[len(content) // 2] ^= 1
+def flip_a_bit(path: Path, content: bytes) -> None:
+    """Flip a bit in the middle of these bytes wherever the file contains them."""
+    damaged = bytearray(content)
+    damaged[len(content) // 2] ^= 1
     data = path.read_bytes()
     assert content in data
-    path.write_bytes(data.replace(content, changed))
+    path.write_bytes(data.replace(content, damaged))
 
 
-def parts(path: Path) -> list[dict]:
+def read_parts(path: Path) -> list[dict]:
     return json.loads((path / "manifest.json").read_text())["parts"]
 
 
 @pytest.mark.parametrize("to", ["tar", "parquet", "array"])
 def test_verify_names_the_damaged_sample(packed: Packing, to: str) -> None:
     path = packed(to, **({} if to == "array" else {"shard_bytes": 18_000}))
-    image = open_packed(str(path))[6][0]
-    listed = parts(path)
-    number = max(n for n, part in enumerate(listed) if part["first"] <= 6)
-    file, first = path / listed[number]["file"], listed[number]["first"]
+    image, _ = open_packed(str(path))[6]
+    parts = read_parts(path)
+    part_number = max(n for n, part in enumerate(parts) if part["first"] <= 6)
+    file, first = path / parts[part_number]["file"], parts[part_number]["first"]
     image_bytes = image.hwc.tobytes() if to == "array" else image.data
-    spoil(file, image_bytes[-100:])
-    after = listed[number + 1]["first"] if number + 1 < len(listed) else 12
+    flip_a_bit(file, image_bytes[-100:])
+    end = parts[part_number + 1]["first"] if part_number + 1 < len(parts) else 12
     damage = {
-        "tar": f"in 1 of its {after - first} samples: key '00000006'",
-        "array": f"in 1 of its {after - first} samples: entry 6",
-        "parquet": f"in {min(16, after - first)} of its {after - first} samples: row 0",
+        "tar": f"in 1 of its {end - first} samples: key '00000006'",
+        "array": f"in 1 of its {end - first} samples: entry 6",
+        "parquet": f"in {min(GROUP_ROWS, end - first)} of its {end - first} samples: row 0",
     }[to]
     (problem,) = gl.verify(path)
     assert problem.startswith(f"{file.name} is damaged {damage}"), problem
-    assert problem.endswith(f"(samples {first} to {after - 1} of the source dataset)")
+    assert problem.endswith(f"(samples {first} to {end - 1} of the source dataset)")
 
 
-def test_manifest_hashes_are_those_of_sha256sum(packed: Packing) -> None:
+def test_manifest_hashes_equal_hashes_of_sha256sum(packed: Packing) -> None:
     path = packed("tar")
     hashes = [json.loads((path / "manifest.json").read_text())["files"]["classes.json"]]
-    hashes += [part["sha256"] for part in parts(path)]
-    files = [path / "classes.json", *(path / part["file"] for part in parts(path))]
+    hashes += [part["sha256"] for part in read_parts(path)]
+    files = [path / "classes.json", *(path / part["file"] for part in read_parts(path))]
     text = subprocess.run(["sha256sum", *files], check=True, capture_output=True, text=True).stdout
     assert [line.split()[0].lstrip("\\") for line in text.splitlines()] == hashes
 
@@ -65,42 +66,42 @@ def test_verify_finds_one_changed_byte_in_any_file(packed: Packing, to: str) -> 
     files = [path / name for name in content(path)]
     for file in files:
         data = file.read_bytes()
-        for at in [*range(20, len(data), max(1, len(data) // 7)), len(data) - 1]:
-            file.write_bytes(data[:at] + bytes((data[at] ^ 4,)) + data[at + 1 :])
+        for offset in [*range(20, len(data), max(1, len(data) // 7)), len(data) - 1]:
+            file.write_bytes(data[:offset] + bytes((data[offset] ^ 4,)) + data[offset + 1 :])
             if file.name == "manifest.json":
                 with pytest.raises(gl.GpuloadError, match="is damaged"):
                     gl.verify(path)
             else:
-                assert [problem.split()[0] for problem in gl.verify(path)] == [file.name], (file.name, at)
+                assert [problem.split()[0] for problem in gl.verify(path)] == [file.name], (file.name, offset)
         file.write_bytes(data)
     assert gl.verify(path) == []
 
 
 def test_verify_names_missing_truncated_and_added_files(packed: Packing) -> None:
     path = packed("tar")
-    listed = parts(path)
-    os.truncate(path / listed[1]["file"], 1000)
-    (path / listed[2]["file"]).unlink()
-    shutil.copy(path / listed[3]["file"], path / "shard-99999.tar")
+    parts = read_parts(path)
+    os.truncate(path / parts[1]["file"], 1000)
+    (path / parts[2]["file"]).unlink()
+    shutil.copy(path / parts[3]["file"], path / "shard-99999.tar")
     (path / "classes.json").write_text("[]")
     (path / "manifest-crc32.npy").unlink()
     assert gl.verify(path) == [
         "classes.json is damaged: its hash differs from that in manifest.json",
         "manifest-crc32.npy is missing",
-        f"{listed[2]['file']} is missing",
+        f"{parts[2]['file']} is missing",
         "shard-99999.tar is unexpected: the manifest does not list it, but a pattern such as *.tar would load "
         "it; remove it",
-        f"{listed[1]['file']} has 1,000 bytes instead of {listed[1]['bytes']:,} (samples {listed[1]['first']} to "
-        f"{listed[2]['first'] - 1} of the source dataset)",
+        f"{parts[1]['file']} has 1,000 bytes instead of {parts[1]['bytes']:,} (samples {parts[1]['first']} to "
+        f"{parts[2]['first'] - 1} of the source dataset)",
     ]
 
 
 def test_verify_reports_damage_outside_of_images(packed: Packing) -> None:
     path = packed("tar")
-    name = path / parts(path)[0]["file"]
-    data = bytearray(name.read_bytes())
+    shard = path / read_parts(path)[0]["file"]
+    data = bytearray(shard.read_bytes())
     data[-1] = 1
-    name.write_bytes(data)
+    shard.write_bytes(data)
     (problem,) = gl.verify(path)
     assert "is damaged, but its images are intact; the damage is in labels, names or padding" in problem
 
@@ -142,4 +143,4 @@ def test_pack_and_verify_report_progress(packed: Packing) -> None:
     assert packed_counts[-1] == (12, 12)
     verified_counts = []
     gl.verify(path, progress=lambda done, total: verified_counts.append((done, total)))
-    assert verified_counts[-1] == (len(parts(path)),) * 2
+    assert verified_counts[-1] == (len(read_parts(path)),) * 2

@@ -36,16 +36,16 @@ class Labelled:
     label: Any
 
 
-def make_columns(**changes: Any) -> Columns:
+def make_columns(**fields: Any) -> Columns:
     """Return columns of three samples, each a tuple of an image and a number."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "rows": list(range(ROWS)),
         "structures": [structure_of((0, 1))],
         "images": [ImageColumn(image_table(0, 100, 250), [0])],
         "values": {1: ValueColumn([7, 8, 9])},
         "sources": SEPARATOR.join("abc"),
     }
-    return Columns(**(usual | changes))
+    return Columns(**(defaults | fields))
 
 
 def structure_of(sample: Any) -> Structure:
@@ -78,7 +78,7 @@ def test_values_of_builtin_and_numpy_types_are_plain(values):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "fields",
     [
         {"rows": [0, 2], "errors": [(1, error_record())]},
         {"rows": [0, 2]},
@@ -93,7 +93,7 @@ def test_values_of_builtin_and_numpy_types_are_plain(values):
         {"images": [ImageColumn(image_table(0, 100, 250), [0, 0, 1])]},
         {"masks": [ImageColumn(image_table(0, 100, 250), [1])]},
         {"values": {1: ValueColumn([np.zeros(2), 8, 9])}},
-        {"values": {1: ValueColumn([type("Own", (int,), {})(7), 8, 9])}},
+        {"values": {1: ValueColumn([type("IntSubclass", (int,), {})(7), 8, 9])}},
         {"values": {1: ValueColumn([7, 8], np.array([0, 1]))}},
         {"warning": "a leaf looks like boxes"},
         {"encoded": [(0,)]},
@@ -104,24 +104,24 @@ def test_values_of_builtin_and_numpy_types_are_plain(values):
         {"fields": [{1: "labels"}]},
     ],
 )
-def test_unusual_columns_are_not_plain(changes):
-    assert not make_columns(**changes).is_plain(ROWS)
+def test_unusual_columns_are_not_plain(fields):
+    assert not make_columns(**fields).is_plain(ROWS)
 
 
 def test_joined_chunks_have_offsets_in_the_memory_of_the_batch():
     first, second = make_columns(), make_columns(values={1: ValueColumn([4, 5, 6])}, sources=["d", None, "f"])
-    before = first.images[0].table.copy()
+    table_before = first.images[0].table.copy()
     joined = Columns.concat([first, second], [1000, 5000])
     assert joined.is_plain(2 * ROWS)
     [images] = joined.images
     assert images.table["offset"].tolist() == [1000, 1100, 1250, 5000, 5100, 5250]
     for name in ("shape", "size_hw", "region_tlhw"):
-        np.testing.assert_array_equal(images.table[name], np.tile(before[name], (2, 1)))
+        np.testing.assert_array_equal(images.table[name], np.tile(table_before[name], (2, 1)))
     assert (images.rows, images.leaf) == (None, 0)
     assert joined.values == {1: ValueColumn([7, 8, 9, 4, 5, 6])}
     assert joined.source_list == ["a", "b", "c", "d", None, "f"]
     assert joined.structures == [structure_of((0, 1))]
-    np.testing.assert_array_equal(first.images[0].table, before)
+    np.testing.assert_array_equal(first.images[0].table, table_before)
 
 
 def test_joined_sources_that_are_strings_stay_a_string():
@@ -130,7 +130,7 @@ def test_joined_sources_that_are_strings_stay_a_string():
 
 
 @pytest.mark.parametrize(
-    "other",
+    "different_chunk",
     [
         make_columns(structures=[structure_of([0, 1])]),
         make_columns(images=[ImageColumn(image_table(0, 100, 250), [1])]),
@@ -138,19 +138,19 @@ def test_joined_sources_that_are_strings_stay_a_string():
         make_columns(values={}),
     ],
 )
-def test_joined_chunks_of_different_structures_are_not_plain(other):
-    assert not Columns.concat([make_columns(), other], [0, 1000]).is_plain(2 * ROWS)
+def test_joined_chunks_of_different_structures_are_not_plain(different_chunk):
+    assert not Columns.concat([make_columns(), different_chunk], [0, 1000]).is_plain(2 * ROWS)
 
 
 def test_columns_of_some_rows_are_joined_row_by_row():
     """Only rows 0 and 2 of the second chunk have a second image."""
     partial = ImageColumn(image_table(300, 450), [2, 3], np.array([0, 2]), [None, ("int16", 3)])
-    first = make_columns(images=[*make_columns().images, partial], values={4: ValueColumn(["x"], np.array([1]))})
-    joined = Columns.concat([make_columns(), first], [0, 1000])
-    images, second = joined.images
+    chunk = make_columns(images=[*make_columns().images, partial], values={4: ValueColumn(["x"], np.array([1]))})
+    joined = Columns.concat([make_columns(), chunk], [0, 1000])
+    images, joined_partial = joined.images
     assert (images.rows, len(images.table)) == (None, 2 * ROWS)
-    assert list(second.rows_and_leaves()) == [(3, 2), (5, 3)]
-    assert second.kinds_per_image == [None, ("int16", 3)]
+    assert list(joined_partial.rows_and_leaves()) == [(3, 2), (5, 3)]
+    assert joined_partial.kinds_per_image == [None, ("int16", 3)]
     assert dict(joined.values[4].items()) == {4: "x"}
     assert [joined.values[4].get(row) for row in range(6)] == [None] * 4 + ["x", None]
     assert dict(joined.values[1].items()) == {0: 7, 1: 8, 2: 9}
@@ -159,11 +159,11 @@ def test_columns_of_some_rows_are_joined_row_by_row():
 
 def four_samples() -> Columns:
     """Return columns of rows 0, 2, 3 and 5 of a request. All samples but the second have a second image."""
-    second = ImageColumn(image_table(10, 12, 13), [8, 8, 9], np.array([0, 2, 3]), [None] * 3)
+    partial = ImageColumn(image_table(10, 12, 13), [8, 8, 9], np.array([0, 2, 3]), [None] * 3)
     return Columns(
         [0, 2, 3, 5],
         structures=["a", "b", "c", "d"],  # type: ignore[list-item]
-        images=[ImageColumn(image_table(0, 1, 2, 3), [7]), second],
+        images=[ImageColumn(image_table(0, 1, 2, 3), [7]), partial],
         values={1: ValueColumn(list("abcd")), 2: ValueColumn(["c", "d"], np.array([2, 3]))},
         sources="a\0b\0c\0d",
         fields=[(1,)],
@@ -176,9 +176,9 @@ def test_take_picks_rows_from_every_column():
     picked = four_samples().take(np.array([1, 3]))
     assert picked.rows == [2, 5]
     assert (picked.structures, picked.sources, picked.fields) == (["b", "d"], ["b", "d"], [(1,)])
-    first, second = picked.images
-    assert (first.table["offset"].tolist(), first.leaves, first.rows) == ([1, 3], [7], None)
-    assert (second.table["offset"].tolist(), list(second.rows_and_leaves()), second.kinds) == ([13], [(1, 9)], [])
+    complete, partial = picked.images
+    assert (complete.table["offset"].tolist(), complete.leaves, complete.rows) == ([1, 3], [7], None)
+    assert (partial.table["offset"].tolist(), list(partial.rows_and_leaves()), partial.kinds) == ([13], [(1, 9)], [])
     assert {leaf: dict(column.items()) for leaf, column in picked.values.items()} == {1: {0: "b", 1: "d"}, 2: {1: "d"}}
     assert (picked.positions.tolist(), picked.indices) == ([11, 13], [21, 23])
 
@@ -188,8 +188,8 @@ def test_take_accepts_rows_in_any_order_and_repeated():
     assert picked.images[0].table["offset"].tolist() == [3, 0, 3]
     assert list(picked.images[1].rows_and_leaves()) == [(0, 9), (1, 8), (2, 9)]
     assert picked.values[1].values == ["d", "a", "d"]
-    again = picked.take(np.array([1]))
-    assert (again.source_list, again.values[1].values) == (["a"], ["a"])
+    picked_again = picked.take(np.array([1]))
+    assert (picked_again.source_list, picked_again.values[1].values) == (["a"], ["a"])
 
 
 def test_take_of_no_rows_returns_empty_columns():
@@ -200,7 +200,7 @@ def test_take_of_no_rows_returns_empty_columns():
 def test_joined_blocks_have_the_offsets_of_their_chunks():
     memory = np.arange(128, dtype=np.int16).view(np.uint8)
     first, second = (
-        Columns(range(n), [structure_of(0)], blocks={0: int16_block((at, n))}) for at, n in ((8, 2), (4, 3))
+        Columns(range(rows), [structure_of(0)], blocks={0: int16_block((at, rows))}) for at, rows in ((8, 2), (4, 3))
     )
     first.sources, second.sources = [None] * 2, [None] * 3
     joined = Columns.concat([first, second], [0, 100]).blocks[0]
@@ -220,10 +220,10 @@ def test_unstack_turns_a_block_into_separate_copies():
 
 
 def test_leaves_with_mismatched_blocks_returns_the_leaves_that_differ():
-    same, other = (
+    one_block, two_blocks = (
         Columns(blocks={0: int16_block((0, 2))}),
         Columns(blocks={0: int16_block((0, 2)), 1: int16_block((64, 2))}),
     )
-    assert leaves_with_mismatched_blocks([same, other]) == {1}
-    other.blocks[0].dtype = "uint16"
-    assert leaves_with_mismatched_blocks([same, other]) == {0, 1}
+    assert leaves_with_mismatched_blocks([one_block, two_blocks]) == {1}
+    two_blocks.blocks[0].dtype = "uint16"
+    assert leaves_with_mismatched_blocks([one_block, two_blocks]) == {0, 1}

@@ -32,21 +32,21 @@ def pack(
     return write_content(content, slot, used_bytes, inline_bytes=inline_bytes, **options), slot
 
 
-def round_trip(content: Columns, **options: Any) -> tuple[Columns, np.ndarray]:
+def send_and_receive(content: Columns, **options: Any) -> tuple[Columns, np.ndarray]:
     packed, slot = pack(content, **options)
     assert packed.is_written
     return read_content(slot, packed.meta, packed.meta_at), slot
 
 
 def columns_of(values: Any, **options: Any) -> Columns:
-    """Return columns of samples that are these values."""
+    """Return columns in which each sample is one of the values."""
     column = ValueColumn(values)
     return Columns(range(len(column)), [LEAF], values={0: column}, sources=[None] * len(column), **options)
 
 
 def received_values(values: Any, **options: Any) -> list[Any]:
-    """Return the values after a round trip; those that were stacked have been taken apart again."""
-    columns, slot = round_trip(columns_of(values), **options)
+    """Return the values after sending them, with stacked values separated again."""
+    columns, slot = send_and_receive(columns_of(values), **options)
     columns.unstack(list(columns.blocks), slot)
     return list(columns.values[0].values)
 
@@ -55,17 +55,17 @@ def image_table(count: int) -> np.ndarray:
     return np.arange(10 * count, dtype=np.int64).view(IMAGE)
 
 
-def comparable(value: Any) -> Any:
-    """Return a field of columns without arrays, which `==` compares entry by entry."""
+def without_arrays(value: Any) -> Any:
+    """Return a field of columns with its arrays as lists, so that `==` returns one bool."""
     if isinstance(value, ImageColumn):
-        return value.table.tobytes(), value.leaves, comparable(value.rows), value.kinds
+        return value.table.tobytes(), value.leaves, without_arrays(value.rows), value.kinds
     if isinstance(value, ValueColumn):
-        return [comparable(entry) for entry in value.values], comparable(value.rows)
+        return [without_arrays(entry) for entry in value.values], without_arrays(value.rows)
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):
-        return {key: comparable(entry) for key, entry in value.items()}
-    return [comparable(entry) for entry in value] if isinstance(value, (list, range)) else value
+        return {key: without_arrays(entry) for key, entry in value.items()}
+    return [without_arrays(entry) for entry in value] if isinstance(value, (list, range)) else value
 
 
 def columns_with_every_field() -> Columns:
@@ -95,23 +95,19 @@ def columns_with_every_field() -> Columns:
 @pytest.mark.parametrize("inline_bytes", [1 << 16, 0], ids=["message", "slot"])
 def test_read_content_returns_every_field_of_the_columns(inline_bytes):
     expected = columns_with_every_field()
-    received, _ = round_trip(columns_with_every_field(), inline_bytes=inline_bytes)
+    received, _ = send_and_receive(columns_with_every_field(), inline_bytes=inline_bytes)
     for name in {field.name for field in fields(Columns)} - {"positions", "indices", "blocks"}:
         value = getattr(expected, name)
         assert value != getattr(Columns(), name), f"add a value of Columns.{name} to columns_with_every_field()"
-        assert comparable(getattr(received, name)) == comparable(value), name
+        assert without_arrays(getattr(received, name)) == without_arrays(value), name
 
 
 @pytest.mark.parametrize(
     ("sources", "packed_sources"),
-    [
-        (["a", "b"], f"a{SEPARATOR}b"),
-        (["a", None], ["a", None]),
-        ([f"a{SEPARATOR}", "b"], [f"a{SEPARATOR}", "b"]),
-    ],
+    [(["a", "b"], f"a{SEPARATOR}b"), (["a", None], ["a", None]), ([f"a{SEPARATOR}", "b"], [f"a{SEPARATOR}", "b"])],
 )
 def test_sources_are_one_string_if_it_can_be_split_again(sources, packed_sources):
-    received, _ = round_trip(Columns([0, 1], [LEAF], sources=sources))
+    received, _ = send_and_receive(Columns([0, 1], [LEAF], sources=sources))
     assert received.sources == packed_sources
     assert received.source_list == sources
 
@@ -129,7 +125,7 @@ def test_values_of_one_shape_and_dtype_become_a_block(kind, dtype, keep_types):
         "selected rows": SelectedRows(array[::-1], np.array([2, 1, 0])),
         "tensors": list(torch.from_numpy(array)),
     }[kind]
-    received, slot = round_trip(columns_of(values), keep_types=keep_types)
+    received, slot = send_and_receive(columns_of(values), keep_types=keep_types)
     block = received.blocks[0]
     assert not received.values
     assert block == Block((2, 2), dtype, [(0, 3)], tensor=keep_types and kind == "tensors")
@@ -138,9 +134,9 @@ def test_values_of_one_shape_and_dtype_become_a_block(kind, dtype, keep_types):
 
 @pytest.mark.parametrize("values", [[np.float32(1.5), np.float32(2)], list(torch.tensor([1.5, 2]))])
 def test_scalars_become_a_block_unless_their_types_are_kept(values):
-    received, slot = round_trip(columns_of(values))
+    received, slot = send_and_receive(columns_of(values))
     assert received.blocks[0].array(slot).tolist() == [1.5, 2]
-    received, _ = round_trip(columns_of(values), keep_types=True)
+    received, _ = send_and_receive(columns_of(values), keep_types=True)
     assert not received.blocks
 
 
@@ -158,8 +154,8 @@ def test_scalars_become_a_block_unless_their_types_are_kept(values):
         [1, 2.5, "text", None, b"bytes", {"a": [np.float32(2)]}],
     ],
 )
-def test_other_values_are_received_unchanged(values):
-    received, _ = round_trip(columns_of(values))
+def test_values_that_cannot_be_stacked_are_received_unchanged(values):
+    received, _ = send_and_receive(columns_of(values))
     assert not received.blocks
     for value, expected in zip(received.values[0].values, values, strict=True):
         assert type(value) is type(expected)
@@ -176,14 +172,14 @@ def test_values_that_not_all_rows_have_are_not_stacked(changes):
     content = columns_of([np.zeros(2)] * 2)
     for name, value in changes.items():
         setattr(content, name, value)
-    assert not round_trip(content)[0].blocks
+    assert not send_and_receive(content)[0].blocks
 
 
 @pytest.mark.parametrize("nbytes", [MIN_PAYLOAD_BYTES - 1, MIN_PAYLOAD_BYTES])
 def test_short_arrays_next_to_images_are_sent_in_the_message(nbytes):
     is_long = nbytes >= MIN_PAYLOAD_BYTES
     stacked = columns_of([np.zeros(nbytes, np.uint8)] * 2, images=[ImageColumn(image_table(2), [1])])
-    assert bool(round_trip(stacked)[0].blocks) == is_long
+    assert bool(send_and_receive(stacked)[0].blocks) == is_long
     packed, _ = pack(columns_of([np.zeros(nbytes, np.uint8), "not an array"]))
     assert packed.nbytes == (MIN_PAYLOAD_BYTES if is_long else 0)
 
@@ -236,13 +232,13 @@ def test_tensors_of_torchvision_are_received_with_their_attributes_with_keep_typ
 
 def test_tensors_in_a_collated_batch_are_received_as_tensors():
     batch = {"images": torch.arange(3000).float(), "names": ("a", torch.ones(2, dtype=torch.bfloat16))}
-    received, _ = round_trip(Columns(collated=Collated(batch)))
+    received, _ = send_and_receive(Columns(collated=Collated(batch)))
     assert received.collated.value["images"].equal(batch["images"])
     assert received.collated.value["names"][1].equal(batch["names"][1])
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_an_image_with_a_palette_is_received_with_it(mode):
+def test_an_image_with_a_palette_is_received_with_its_palette(mode):
     image = Image.new("P", (2, 1))
     image.putpalette(list(range(2 * len(mode))), mode)
     image.putpixel((1, 0), 1)
@@ -268,7 +264,7 @@ def test_a_value_that_cannot_be_pickled_raises_its_error():
 # -- layout -----------------------------------------------------------------------------------------------------------
 
 
-def columns_with_all_entries() -> Columns:
+def columns_with_blocks_and_arrays() -> Columns:
     """Return columns with two blocks and two long arrays."""
     return Columns(
         range(2),
@@ -283,11 +279,12 @@ def columns_with_all_entries() -> Columns:
 
 
 def test_blocks_and_arrays_follow_the_pixels_aligned_to_64_bytes():
-    content = columns_with_all_entries()
+    content = columns_with_blocks_and_arrays()
     packed, slot = pack(content, used_bytes=100)
     assert [block.pieces for block in content.blocks.values()] == [[(128, 2)], [(192, 2)]]
+    # The description begins with the number of arrays, and with the offset and size of each.
     assert np.frombuffer(packed.meta, np.int64, 5).tolist() == [2, 256, 3001, 3264, 3002]
-    assert packed.nbytes == 3264 + 3008
+    assert packed.nbytes == 3264 + 3008  # the last array, padded
     assert slot[128:148].view(np.int16).tolist() == [1] * 10
     assert slot[192:198].tolist() == [2] * 6
     assert slot[256 : 256 + 3001].tolist() == [3] * 3001
@@ -297,42 +294,39 @@ def test_blocks_and_arrays_follow_the_pixels_aligned_to_64_bytes():
 
 
 def test_a_description_longer_than_inline_bytes_is_written_after_the_arrays():
-    in_message, _ = pack(columns_with_all_entries())
+    in_message, _ = pack(columns_with_blocks_and_arrays())
     length = len(in_message.meta)
-    assert pack(columns_with_all_entries(), inline_bytes=length)[0] == in_message
-    packed, slot = pack(columns_with_all_entries(), inline_bytes=length - 1)
+    assert pack(columns_with_blocks_and_arrays(), inline_bytes=length)[0] == in_message
+    packed, slot = pack(columns_with_blocks_and_arrays(), inline_bytes=length - 1)
     assert packed == PackedChunk(in_message.nbytes + length, True, b"", (in_message.nbytes, length))
     assert slot[in_message.nbytes : packed.nbytes].tobytes() == in_message.meta
 
 
 @pytest.mark.parametrize("inline_bytes", [1 << 16, 0], ids=["message", "slot"])
 def test_a_slot_that_is_one_byte_too_small_is_not_written(inline_bytes):
-    nbytes = pack(columns_with_all_entries(), inline_bytes=inline_bytes)[0].nbytes
-    packed, slot = pack(columns_with_all_entries(), inline_bytes=inline_bytes, slot_bytes=nbytes - 1)
+    nbytes = pack(columns_with_blocks_and_arrays(), inline_bytes=inline_bytes)[0].nbytes
+    packed, slot = pack(columns_with_blocks_and_arrays(), inline_bytes=inline_bytes, slot_bytes=nbytes - 1)
     assert packed == PackedChunk(nbytes, False)
     assert (slot == UNTOUCHED).all()
-    assert pack(columns_with_all_entries(), inline_bytes=inline_bytes, slot_bytes=nbytes)[0].is_written
+    assert pack(columns_with_blocks_and_arrays(), inline_bytes=inline_bytes, slot_bytes=nbytes)[0].is_written
 
 
 def test_reserve_gets_the_size_and_its_memory_is_written_instead_of_the_slot():
     memory, sizes = np.zeros(1 << 16, np.uint8), []
-    packed, slot = pack(columns_with_all_entries(), reserve=lambda nbytes: sizes.append(nbytes) or memory)
+    packed, slot = pack(columns_with_blocks_and_arrays(), reserve=lambda nbytes: sizes.append(nbytes) or memory)
     assert sizes == [packed.nbytes]
     assert (slot == UNTOUCHED).all()
     received = read_content(memory, packed.meta, packed.meta_at)
     assert received.blocks[0].array(memory).tolist() == [[1] * 5] * 2
-    assert pack(columns_with_all_entries(), reserve=lambda nbytes: None)[0] == PackedChunk(packed.nbytes, False)
+    assert pack(columns_with_blocks_and_arrays(), reserve=lambda nbytes: None)[0] == PackedChunk(packed.nbytes, False)
 
 
 def test_received_arrays_are_copies_and_blocks_stay_in_the_slot():
-    received, slot = round_trip(columns_with_all_entries())
+    received, slot = send_and_receive(columns_with_blocks_and_arrays())
     slot[:] = 0
     assert [set(array.tolist()) for array in received.values[2].values] == [{3}, {4}]
     assert not received.blocks[0].array(slot).any()
     received.values[2].values[0][0] = 9  # a copy can be written to
-
-
-# -- damaged descriptions ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,24 +336,21 @@ def test_received_arrays_are_copies_and_blocks_stay_in_the_slot():
         (lambda meta: meta[:100], pickle.UnpicklingError, "truncated"),
         (lambda meta: b"\0" * len(meta), pickle.UnpicklingError, "invalid load key"),
         (lambda meta: (1 << 40).to_bytes(8, "little") + meta[8:], ValueError, "buffer is smaller than requested size"),
-        (lambda meta: bytes(8) + meta[40:], pickle.UnpicklingError, r"out-of-band|buffers"),
+        (lambda meta: bytes(8) + meta[40:], pickle.UnpicklingError, r"out-of-band|buffers"),  # no arrays
         (lambda meta: bytes(8) + pickle.dumps([[]] * 30), TypeError, "positional arguments"),
     ],
     ids=["empty", "truncated", "zeros", "too many arrays", "too few arrays", "too many fields"],
 )
 def test_a_damaged_description_raises_an_error(damage, error, text):
-    packed, slot = pack(columns_with_all_entries())
+    packed, slot = pack(columns_with_blocks_and_arrays())
     with pytest.raises(error, match=text):
         read_content(slot, damage(packed.meta), None)
 
 
 def test_a_description_past_the_end_of_the_slot_raises_an_error():
-    packed, slot = pack(columns_with_all_entries(), inline_bytes=0)
+    packed, slot = pack(columns_with_blocks_and_arrays(), inline_bytes=0)
     with pytest.raises(pickle.UnpicklingError, match="truncated"):
         read_content(slot[: packed.nbytes - 100], b"", packed.meta_at)
-
-
-# -- groups of small arrays -------------------------------------------------------------------------------------------
 
 
 def test_write_arrays_stores_groups_of_arrays_at_spans_aligned_to_16_bytes():

@@ -38,7 +38,7 @@ from gpuload.ring.ring import (
 ALLOWED_CPUS = frozenset(os.sched_getaffinity(0))
 LAST_CPU = frozenset({max(ALLOWED_CPUS)})
 needs_two_cpus = lacking.mark("two CPUs", len(ALLOWED_CPUS) < 2)
-POPULATE = 23
+POPULATE = 23  # MADV_POPULATE_WRITE
 PAGE = mmap.PAGESIZE
 
 
@@ -63,12 +63,12 @@ def resident_bytes(ring: Ring) -> int:
     return os.fstat(ring.fd).st_blocks * 512
 
 
-def test_a_slot_is_shared_with_other_mappings_of_the_descriptor(ring: Ring):
+def test_a_slot_is_shared_by_all_mappings_of_the_descriptor(ring: Ring):
     slot = ring.acquire(100)
     ring.view(slot)[:3] = (1, 2, 3)
-    other = map_ring(ring.fd, ring.ring_bytes)
-    assert other[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
-    other.close()
+    second_mapping = map_ring(ring.fd, ring.ring_bytes)
+    assert second_mapping[slot.offset : slot.offset + 3] == b"\x01\x02\x03"
+    second_mapping.close()
 
 
 def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
@@ -79,7 +79,7 @@ def test_a_slot_takes_memory_only_where_it_is_written(ring: Ring):
 
 
 class FakeMapping:
-    """A mapping that records the calls of `madvise`, and raises an error if there is one."""
+    """A mapping that records the calls of `madvise`, which raise `error` if it is given."""
 
     def __init__(self, error: OSError | None = None):
         self.calls: list[tuple[int, int]] = []
@@ -112,9 +112,9 @@ def test_writing_to_a_populated_slot_faults_no_page(ring: Ring, worker_ring: Wor
     slot = ring.acquire(1 << 20)
     ring.view(slot)[: 1 << 19] = 1  # the other half was never written
     worker_ring.populate(slot, 1 << 20)
-    before = page_faults()
+    faults_before = page_faults()
     worker_ring.view(slot)[::PAGE] = 2
-    assert page_faults() - before < (1 << 20) / PAGE / 8
+    assert page_faults() - faults_before < (1 << 20) / PAGE / 8  # far fewer than one for each page
     assert (ring.view(slot)[::PAGE] == 2).all()
 
 
@@ -133,7 +133,7 @@ def test_a_page_of_a_slot_is_populated_once(worker_ring: WorkerRing, fake_mappin
     assert fake_mapping.calls == [(0, 2 * PAGE), (GRANULE_BYTES, PAGE), (2 * PAGE, PAGE)]
 
 
-def test_a_slot_in_the_place_of_a_retired_one_is_populated_again(worker_ring: WorkerRing, fake_mapping: FakeMapping):
+def test_a_slot_in_the_place_of_a_retired_slot_is_populated_again(worker_ring: WorkerRing, fake_mapping: FakeMapping):
     for capacity_bytes in (GRANULE_BYTES, 2 * GRANULE_BYTES, GRANULE_BYTES):
         worker_ring.populate(Slot(0, capacity_bytes), PAGE)
     assert fake_mapping.calls == [(0, PAGE)] * 3
@@ -151,7 +151,7 @@ def test_a_slot_that_the_system_cannot_populate_can_be_written(ring: Ring, worke
     assert ring.view(slot)[:1000].tolist() == [3] * 1000
 
 
-def test_populate_raises_other_errors(worker_ring: WorkerRing, fake_mapping: FakeMapping):
+def test_populate_raises_errors_that_do_not_mean_unsupported(worker_ring: WorkerRing, fake_mapping: FakeMapping):
     fake_mapping.error = OSError(errno.EPERM, "not permitted")
     with pytest.raises(PermissionError, match="not permitted"):
         worker_ring.populate(Slot(0, GRANULE_BYTES), 1)
@@ -174,15 +174,16 @@ def test_slots_in_use_never_overlap_and_never_exceed_the_ring():
             ring.release(used.pop(rng.integers(len(used))))
         elif (slot := ring.acquire(int(rng.integers(1, 1 << 20)))) is not None:
             used.append(slot)
-        spans = sorted((s.offset, s.offset + s.capacity_bytes) for s in used)
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
-        assert all(end <= ring.ring_bytes for _, end in spans)
+        spans = sorted((used_slot.offset, used_slot.offset + used_slot.capacity_bytes) for used_slot in used)
+        for (_, end), (next_start, _) in itertools.pairwise(spans):
+            assert end <= next_start
+        assert max((end for _, end in spans), default=0) <= ring.ring_bytes
         assert ring.slot_bytes <= ring.ring_bytes
     ring.close()
 
 
 @pytest.mark.parametrize("ring_bytes", [1 << 20, 1 << 30], ids=["full", "with room"])
-def test_free_slots_too_small_for_a_larger_one_are_retired_and_give_their_pages_back(ring_bytes):
+def test_small_free_slots_are_retired_for_a_larger_slot_and_free_their_pages(ring_bytes):
     ring = Ring(ring_bytes)
     slots = [ring.acquire(256 * 1024) for _ in range(4)]
     for slot in slots:
@@ -216,17 +217,17 @@ def test_on_new_and_on_retire_are_called_once_for_each_slot():
 
 
 def test_close_frees_descriptor_and_mapping():
-    def mapped():
+    def count_mappings():
         return Path("/proc/self/maps").read_text().count("gpuload-ring")
 
     gc.collect()  # frees descriptors of earlier tests
-    before, mapped_before = descriptors(), mapped()
+    descriptors_before, mappings_before = descriptors(), count_mappings()
     ring = Ring(1 << 20)
     ring.release(ring.acquire(10))
     ring.close()
     ring.close()
-    assert descriptors() <= before
-    assert mapped() == mapped_before
+    assert descriptors() <= descriptors_before
+    assert count_mappings() == mappings_before
 
 
 def test_a_forked_child_neither_maps_the_ring_nor_frees_its_pages(ring: Ring):
@@ -276,9 +277,9 @@ def test_acquire_without_memory_left_returns_none_until_a_slot_is_released(machi
 
 
 def test_slots_that_are_not_yet_written_count_against_the_memory_limit(machine: Machine):
-    first = machine.ring.acquire(4 << 20)
+    slot = machine.ring.acquire(4 << 20)
     assert machine.ring.acquire(6 << 20) is None
-    assert machine.ring.slot_bytes == first.capacity_bytes
+    assert machine.ring.slot_bytes == slot.capacity_bytes
     assert machine.ring.acquire(4 << 20) is not None
 
 
@@ -291,7 +292,7 @@ def test_memory_left_is_called_only_for_a_new_slot(machine: Machine):
     assert machine.memory_calls == memory_calls == 1
 
 
-def test_free_slots_are_retired_if_a_larger_one_needs_their_memory(machine: Machine):
+def test_free_slots_are_retired_if_a_larger_slot_needs_their_memory(machine: Machine):
     slots = [machine.write(machine.ring.acquire(2 << 20)) for _ in range(4)]
     for slot in slots[1:]:
         machine.ring.release(slot)
@@ -314,7 +315,7 @@ def test_a_slot_that_exceeds_the_memory_limit_raises_limit_error_with_the_figure
 
 def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machine: Machine):
     slot = machine.ring.acquire(30 << 20, min_bytes=1)
-    assert slot.capacity_bytes == 30 << 18  # a quarter: the first half that fits
+    assert slot.capacity_bytes == 30 << 18  # 30 MiB were halved twice, until they fit into 8 MiB
     # While a slot can be released, a smaller one is not acquired.
     assert machine.ring.acquire(30 << 20, min_bytes=1) is None
     machine.ring.release(slot)
@@ -393,47 +394,41 @@ def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine
     assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # exceeds the ring
 
 
-# -- on_collected ----------------------------------------------------------------------------------------------------
-
-
 def test_on_collected_calls_once_with_its_arguments():
-    called, array = [], np.zeros(3)
-    on_collected(array, called.append, 1)
-    on_collected(array, called.append, 2)
-    assert called == []
+    calls, array = [], np.zeros(3)
+    on_collected(array, calls.append, 1)
+    on_collected(array, calls.append, 2)
+    assert calls == []
     del array
-    assert sorted(called) == [1, 2]
+    assert sorted(calls) == [1, 2]
 
 
 def test_on_collected_can_be_canceled():
-    called, arrays = [], [np.zeros(3), np.zeros(3)]
-    cancels = [on_collected(array, called.append, number) for number, array in enumerate(arrays)]
+    calls, arrays = [], [np.zeros(3), np.zeros(3)]
+    cancels = [on_collected(array, calls.append, number) for number, array in enumerate(arrays)]
     cancels[0]()
     cancels[0]()
     arrays.clear()
-    assert called == [1]
+    assert calls == [1]
     cancels[1]()  # has no effect after the call
 
 
 def test_on_collected_keeps_no_entry_of_collected_objects():
     gc.collect()  # objects of earlier tests would leave the list meanwhile
-    before = len(ring_module._watched)
+    watched_before = len(ring_module._watched)
     for _ in range(100):
         on_collected(np.zeros(3), list)
     gc.collect()
-    assert len(ring_module._watched) == before
+    assert len(ring_module._watched) == watched_before
 
 
 def test_on_collected_calls_nothing_once_the_interpreter_exits():
-    called, array, watched = [], np.zeros(3), dict(ring_module._watched)
-    on_collected(array, called.append, 1)
+    calls, array, watched = [], np.zeros(3), dict(ring_module._watched)
+    on_collected(array, calls.append, 1)
     ring_module._watched.clear()  # as at exit
     ring_module._watched.update(watched)
     del array
-    assert called == []
-
-
-# -- CPU affinity -----------------------------------------------------------------------------------------------------
+    assert calls == []
 
 
 @needs_two_cpus
@@ -451,7 +446,7 @@ def test_run_on_cpus_moves_the_thread_and_restores_its_affinity():
 
 
 def test_run_on_cpus_changes_nothing_if_the_system_rejects_the_cpus():
-    with run_on_cpus(frozenset({1 << 12})):
+    with run_on_cpus(frozenset({1 << 12})):  # no such CPU
         assert os.sched_getaffinity(0) == ALLOWED_CPUS
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
 
@@ -477,12 +472,12 @@ def test_move_processes_moves_all_threads_of_a_process():
 
 @needs_two_cpus
 def test_on_new_is_called_on_the_cpus_near_the_ring():
-    seen = []
+    calls = []
     ring = Ring(1 << 20, near=LAST_CPU)
-    ring.on_new = lambda slot: seen.append((threading.get_ident(), os.sched_getaffinity(0)))
+    ring.on_new = lambda slot: calls.append((threading.get_ident(), os.sched_getaffinity(0)))
     slot = ring.acquire(1 << 16)
     ring.release(slot)
     ring.acquire(1 << 16)  # the same slot again
-    assert seen == [(threading.get_ident(), LAST_CPU)]
+    assert calls == [(threading.get_ident(), LAST_CPU)]
     assert os.sched_getaffinity(0) == ALLOWED_CPUS
     ring.close()

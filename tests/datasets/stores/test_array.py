@@ -22,14 +22,14 @@ from gpuload.datasets.stores.array import COLD_CHUNKS, ArrayFile
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 24, 32, 3), np.uint8)
 
 
-def write_npy(folder: Path, array: np.ndarray, **more: object) -> Path:
+def write_npy(folder: Path, array: np.ndarray, **options: object) -> Path:
     path = folder / "array.npy"
-    np.save(path, array, **more)
+    np.save(path, array, **options)
     return path
 
 
 @pytest.mark.processes
-def test_array_file_batches_equal_those_of_the_pixels(tmp_path: Path) -> None:
+def test_array_file_batches_equal_batches_of_the_pixels(tmp_path: Path) -> None:
     labels = write_npy(tmp_path, np.arange(12)).rename(tmp_path / "labels.npy")
     check_loader(ArrayFile(write_npy(tmp_path, PIXELS), labels=labels), list(PIXELS), range(12))
 
@@ -39,10 +39,10 @@ def test_array_file_samples_are_read_only_views_of_the_file(tmp_path: Path) -> N
     image, label = dataset[-2]
     assert (image.hwc == PIXELS[10]).all()
     assert (label, type(label)) == (10, int)
-    assert not image.hwc.flags.writeable, "the file cannot be changed through it"
+    assert not image.hwc.flags.writeable, "a view of the file must be read-only"
     assert np.shares_memory(dataset[10][0].hwc, image.hwc)
     assert [label for _, label in dataset.__getitems__([3, 1, 3])] == [3, 1, 3]
-    assert ArrayFile(dataset.path).__getitems__([]) == [], "the first chunk counts as read from a disk"
+    assert ArrayFile(dataset.path).__getitems__([]) == []  # a first chunk counts as read from a disk, even if empty
     with pytest.raises(IndexError, match=r"index 12 is out of range: ArrayFile\('.*array.npy'\) has 12 samples$"):
         dataset[12]
     assert repr(dataset) == f"ArrayFile('{tmp_path}/array.npy': 12 samples of 24×32×3, uint8)"
@@ -65,8 +65,8 @@ def test_array_file_pickles_without_pixels_and_descriptors(tmp_path: Path) -> No
 def test_array_file_reads_a_raw_file(tmp_path: Path) -> None:
     path = tmp_path / "numbers.bin"
     path.write_bytes(b"head" + PIXELS.tobytes())
-    for first in (12, -1):
-        dataset = ArrayFile(path, dtype="uint8", shape=(first, 24, 32, 3), offset=4)
+    for length in (12, -1):
+        dataset = ArrayFile(path, dtype="uint8", shape=(length, 24, 32, 3), offset=4)
         assert dataset.shape == PIXELS.shape
         assert (dataset[3].hwc == PIXELS[3]).all()
 
@@ -83,7 +83,7 @@ def test_array_file_reads_a_raw_file(tmp_path: Path) -> None:
         ((9, 2, 20, 30), "float32", "DCHW", (9, 20, 30, 2)),
     ],
 )
-def test_array_file_layouts_give_hwc(
+def test_array_file_converts_each_layout_to_hwc(
     tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str | None, hwc: tuple[int, ...]
 ) -> None:
     array = np.arange(2 * np.prod(shape)).reshape(2, *shape).astype(dtype)
@@ -93,7 +93,7 @@ def test_array_file_layouts_give_hwc(
     assert image.hwc.dtype == np.dtype(dtype).newbyteorder("=")
 
 
-def test_array_file_of_other_data_yields_arrays(tmp_path: Path) -> None:
+def test_array_file_of_data_that_are_not_images_yields_arrays(tmp_path: Path) -> None:
     array = np.arange(4 * 600, dtype=">i2").reshape(4, 600)
     values, _ = gpuload_batches(ArrayFile(write_npy(tmp_path, array), labels=[0, 1, 2, 3]), 2)[0]
     assert torch.equal(values, torch.from_numpy(array[:2].astype(np.int16)))
@@ -155,7 +155,7 @@ def test_array_file_refuses_an_invalid_shape_in_the_header(tmp_path: Path, shape
 
 
 @pytest.mark.parametrize(
-    ("start", "options", "message"),
+    ("content", "options", "message"),
     [
         (b"\x93NUMPY\x01\0\x10\0nonsense", {}, "' cannot be read: "),
         (b"\x93NUMPY", {}, "' cannot be read: "),
@@ -174,9 +174,11 @@ def test_array_file_refuses_an_invalid_shape_in_the_header(tmp_path: Path, shape
         (b"abcdefgh", {"dtype": "O", "shape": (1,)}, "holds pickled Python objects, which gpuload never"),
     ],
 )
-def test_array_file_refuses_other_files(tmp_path: Path, start: bytes, options: dict, message: str) -> None:
+def test_array_file_refuses_other_formats_and_wrong_options_for_raw_files(
+    tmp_path: Path, content: bytes, options: dict, message: str
+) -> None:
     path = tmp_path / "file"
-    path.write_bytes(start)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         ArrayFile(path, **options)
 
@@ -199,28 +201,29 @@ def test_array_file_refuses_missing_files_and_folders(tmp_path: Path) -> None:
 
 
 def test_array_file_advises_the_kernel_of_samples_on_a_disk(tmp_path: Path) -> None:
-    """Chunks that are not in order are advised at first, and for a few chunks after one was read from a disk."""
-    pages = np.zeros((20, 64, 64, 1), np.uint8)
-    dataset = ArrayFile(write_npy(tmp_path, pages))
-    before, page = os.path.getsize(dataset.path) - pages.nbytes, pages[0].nbytes
+    """The kernel is told (madvise) which pages a chunk of scattered samples needs: for the first chunks, and for a few
+    chunks after one was read from a disk."""
+    images = np.zeros((20, 64, 64, 1), np.uint8)  # each has the size of a page
+    dataset = ArrayFile(write_npy(tmp_path, images))
+    header_bytes, page_bytes = os.path.getsize(dataset.path) - images.nbytes, images[0].nbytes
     handle, advised = dataset._handle, []
-    handle.mapping = SimpleNamespace(madvise=lambda how, start, nbytes: advised.append((start, start + nbytes)))
+    handle.mapping = SimpleNamespace(madvise=lambda advice, start, nbytes: advised.append((start, start + nbytes)))
     handle._disk = SimpleNamespace(was_read=lambda: from_disk)
 
-    def advised_samples(*chunk: int) -> list[tuple[int, int]]:
-        """Return the index of the first sample of each advised span, and of the one after the last."""
+    def samples_advised(*chunk: int) -> list[tuple[int, int]]:
+        """Return the index of the first sample of each advised span, and the index after its last sample."""
         advised.clear()
         dataset._image_rows(list(chunk))
-        return [(start // page, (end - before) // page) for start, end in advised]
+        return [(start // page_bytes, (end - header_bytes) // page_bytes) for start, end in advised]
 
     from_disk = True
-    assert advised_samples(2, 3, 4) == []
-    assert advised_samples(2, 2, 3) == []
-    assert advised_samples(9, 1, 2) == [(1, 3), (9, 10)]
-    assert advised_samples(9, 9, 1) == [(1, 2), (9, 10)]
-    assert advised_samples(5) == [(5, 6)]
+    assert samples_advised(2, 3, 4) == []
+    assert samples_advised(2, 2, 3) == []
+    assert samples_advised(9, 1, 2) == [(1, 3), (9, 10)]
+    assert samples_advised(9, 9, 1) == [(1, 2), (9, 10)]
+    assert samples_advised(5) == [(5, 6)]
     from_disk = False
-    assert [len(advised_samples(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
+    assert [len(samples_advised(5)) for _ in range(COLD_CHUNKS + 2)] == [1] * COLD_CHUNKS + [0, 0]
     from_disk = True
     advised.clear()
     dataset.__getitems__([7, 9])

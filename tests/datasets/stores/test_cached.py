@@ -25,26 +25,26 @@ def fail_to_build() -> dict[str, np.ndarray]:
     raise AssertionError("built again")
 
 
-def are_equal(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return arrays.keys() == expected.keys() and all(
-        values.dtype == expected[name].dtype and np.array_equal(values, expected[name])
-        for name, values in arrays.items()
-    )
+def check_arrays(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert arrays.keys() == expected.keys()
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(values, expected[name], name)
+        assert values.dtype == expected[name].dtype, name
 
 
 def test_load_or_build_reads_the_stored_index_the_next_time(index_cache: Path) -> None:
-    assert are_equal(load_or_build("/a", [1, "x", None], build), build())
-    assert are_equal(load_or_build("/a", (1, "x", None), fail_to_build), build())
+    check_arrays(load_or_build("/a", [1, "x", None], build), build())
+    check_arrays(load_or_build("/a", (1, "x", None), fail_to_build), build())
     assert os.stat(index_cache).st_mode & 0o777 == 0o700
     assert [path.suffix for path in index_cache.iterdir()] == [".index"]
 
 
-def test_load_or_build_builds_another_index_for_another_source(index_cache: Path) -> None:
+def test_load_or_build_builds_a_new_index_for_a_different_path_or_identity(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
-    assert are_equal(load_or_build("/a", [2], lambda: build(4)), build(4)), "the identity changed"
-    assert are_equal(load_or_build("/b", [1], lambda: build(5)), build(5))
-    assert are_equal(load_or_build("/a", [2], fail_to_build), build(4))
-    assert len(list(index_cache.iterdir())) == 2, "an index replaces the earlier one of the same path"
+    check_arrays(load_or_build("/a", [2], lambda: build(4)), build(4))
+    check_arrays(load_or_build("/b", [1], lambda: build(5)), build(5))
+    check_arrays(load_or_build("/a", [2], fail_to_build), build(4))
+    assert len(list(index_cache.iterdir())) == 2, "an index must replace the earlier index of the same path"
 
 
 @pytest.mark.parametrize("damage", ["cut off", "empty", "identity", "directory", "length", "swapped"])
@@ -52,27 +52,28 @@ def test_load_or_build_builds_a_damaged_index_again(index_cache: Path, damage: s
     load_or_build("/a", [1], build)
     (path,) = index_cache.iterdir()
     data = path.read_bytes()
-    at = data.index(bytes(range(64)))
-    changed = {
+    offset = data.index(bytes(range(64)))
+    damaged_data = {
         "cut off": data[:-1],
         "empty": b"",
         "identity": data.replace(b'["/a", [1]]', b'["/a", [7]]'),
         "directory": data[:-60] + bytes(20) + data[-40:],
         "length": data.replace(b"(1000,)", b"(9999,)"),
-        "swapped": data[:at] + data[at + 8 : at + 16] + data[at : at + 8] + data[at + 16 :],
+        "swapped": data[:offset] + data[offset + 8 : offset + 16] + data[offset : offset + 8] + data[offset + 16 :],
     }
-    assert changed[damage] != data
-    path.write_bytes(changed[damage])
+    assert damaged_data[damage] != data
+    path.write_bytes(damaged_data[damage])
     for identity in ([1], [7]):
-        assert are_equal(load_or_build("/a", identity, lambda: build(7)), build(7))
-    assert are_equal(load_or_build("/a", [7], fail_to_build), build(7))
+        check_arrays(load_or_build("/a", identity, lambda: build(7)), build(7))
+    check_arrays(load_or_build("/a", [7], fail_to_build), build(7))
 
 
 def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(index_cache: Path) -> None:
     load_or_build("/a", [1], build)
     with pytest.raises(ZeroDivisionError):
         load_or_build("/a", [1], fail_to_build, is_fresh=lambda arrays: 1 / 0 > 0)
-    assert are_equal(load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all()), build(4))
+    arrays = load_or_build("/a", [1], lambda: build(4), is_fresh=lambda arrays: arrays["lost"].all())
+    check_arrays(arrays, build(4))
 
 
 @pytest.mark.parametrize("damage", ["directory", "length"])
@@ -82,16 +83,16 @@ def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, d
     data = path.read_bytes()
     if damage == "directory":
         size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its head
-        at = data.rindex(size + size)
-        changed = data[:at] + b"\xfe\xff\xff\x7f" * 2 + data[at + 8 :]
+        offset = data.rindex(size + size)
+        damaged_data = data[:offset] + b"\xfe\xff\xff\x7f" * 2 + data[offset + 8 :]
     else:
-        changed = data.replace(b"(1000000,), }   ", b"(1000000000,), }")
-    assert len(changed) == len(data)
-    assert changed != data
-    path.write_bytes(changed)
+        damaged_data = data.replace(b"(1000000,), }   ", b"(1000000000,), }")
+    assert len(damaged_data) == len(data)
+    assert damaged_data != data
+    path.write_bytes(damaged_data)
     tracemalloc.start()
     try:
-        assert are_equal(load_or_build("/a", [1], lambda: build(7)), build(7))
+        check_arrays(load_or_build("/a", [1], lambda: build(7)), build(7))
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -103,7 +104,7 @@ def test_load_or_build_does_not_store_small_indices(index_cache: Path, monkeypat
     assert not index_cache.exists()
     monkeypatch.setattr(cached_module, "LEAST_BYTES", 0)
     index_cache.write_text("a file where the folder should be")
-    assert are_equal(load_or_build("/a", [1], build), build())
+    check_arrays(load_or_build("/a", [1], build), build())
 
 
 def test_cache_folder_follows_xdg_cache_home_and_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +129,10 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "tmp"
 
 
-def test_cache_folder_without_home_is_a_temporary_one(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_without_home_is_temporary(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = temporary_folder / f"gpuload-{os.getuid()}"
     for _ in range(2):
-        assert are_equal(load_or_build("/a", [1], build), build())
+        check_arrays(load_or_build("/a", [1], build), build())
         assert cache_folder() == str(expected)
     assert expected.stat().st_mode & 0o777 == 0o700
     assert len(list(expected.iterdir())) == 1
@@ -141,7 +142,7 @@ def test_cache_folder_without_home_is_a_temporary_one(temporary_folder: Path, mo
 
 
 @pytest.mark.parametrize("obstacle", ["a link", "others may write", "a file", "no temporary folder", "another user's"])
-def test_cache_folder_refuses_a_shared_temporary_one(
+def test_cache_folder_refuses_a_temporary_folder_that_others_control(
     temporary_folder: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     path = temporary_folder / f"gpuload-{os.getuid()}"
@@ -155,12 +156,12 @@ def test_cache_folder_refuses_a_shared_temporary_one(
     make[obstacle]()
     (temporary_folder / "gpuload--1").mkdir()
     assert cache_folder() == cached_module.NOWHERE
-    assert are_equal(load_or_build("/a", [1], build), build())
+    check_arrays(load_or_build("/a", [1], build), build())
     assert os.listdir() == []
 
 
 def test_datasets_refuse_a_tilde_without_a_home(temporary_folder: Path) -> None:
-    for use in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
+    for call in (gl.ImageFolder, gl.TarShards, gl.ArrayFile, gl.verify, lambda path: gl.pack([b""], path, to="tar")):
         with pytest.raises(FileNotFoundError, match=r"^the home directory for '~/set' is unknown: HOME is not set, "):
-            use("~/set")
+            call("~/set")
     assert os.listdir() == []

@@ -45,7 +45,7 @@ def write_list(folder: Path, text: str, name: str = "list.csv", **options: Any) 
 
 
 @pytest.mark.processes
-def test_file_list_batches_equal_those_of_the_images(folder: Path) -> None:
+def test_file_list_batches_equal_batches_of_the_images(folder: Path) -> None:
     check_loader(FileList(folder / "list.csv"))
 
 
@@ -59,7 +59,7 @@ def test_file_list_reads_a_csv_file(folder: Path) -> None:
     assert len(dataset + dataset) == 2 * COUNT
 
 
-def test_file_list_takes_column_numbers_and_other_delimiters(folder: Path) -> None:
+def test_file_list_takes_column_numbers_and_any_delimiter(folder: Path) -> None:
     dataset = write_list(folder, "x\ta b.jpg\t-1\n\nx\tsub/c.jpg\t300\n", "list.tsv", path=1, target=2)
     assert list(dataset.paths) == [f"{folder}/a b.jpg", f"{folder}/sub/c.jpg"]
     assert (dataset.targets.tolist(), dataset.targets.dtype) == ([-1, 300], np.dtype("int32"))
@@ -85,12 +85,14 @@ def test_file_list_takes_column_numbers_and_other_delimiters(folder: Path) -> No
         (["9" * 5000, "1"], [1, 0], ["1", "9" * 5000]),
     ],
 )
-def test_file_list_targets(folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None) -> None:
+def test_file_list_targets_are_numbers_or_indices_into_sorted_names(
+    folder: Path, texts: list[str], labels: list[Any], classes: list[str] | None
+) -> None:
     dataset = write_list(folder, "path,label\n" + "".join(f"a.jpg,{text}\n" for text in texts))
     assert (dataset.labels.tolist(), dataset.classes) == (labels, classes)
 
 
-NUMBERS = "".join(f"{n}.jpg,{n}\n" for n in range(20))
+NUMBERED_ROWS = "".join(f"{n}.jpg,{n}\n" for n in range(20))
 
 
 @pytest.mark.usefixtures("index_cache")
@@ -100,11 +102,11 @@ def test_file_list_warns_each_time_of_a_cell_that_is_not_a_number(folder: Path) 
         f"'{folder}/list.csv' has 'n/a', which is not a number; correct such cells, or list the names in classes="
     )
     with pytest.warns(UserWarning, match=exactly(text)) as caught:
-        write_list(folder, f"path,label\n\na.jpg,n/a\n{NUMBERS}")
+        write_list(folder, f"path,label\n\na.jpg,n/a\n{NUMBERED_ROWS}")
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=exactly(text)):
         dataset = FileList(folder / "list.csv")
-    assert len(dataset.classes or ()) == 21
+    assert len(dataset.classes or ()) == 21  # n/a and 20 numbers
     FileList(folder / "list.csv", classes=dataset)
 
 
@@ -138,7 +140,7 @@ def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folde
         assert val.classes == (["cat", "bee"] if len(val.classes) == 2 else train.classes)
         assert [val.classes[label] for label in val.labels] == ["cat", "bee", "cat"]
     numbers = write_list(folder, "path,label\na.jpg,2\nb.jpg,10\n", "numbers.csv", classes=["2", "10", "x"])
-    assert numbers.labels.tolist() == [0, 1], "with classes=, numbers are names"
+    assert numbers.labels.tolist() == [0, 1], "with classes=, numbers must be treated as names"
     text = (
         f"line 3 of '{folder}/val.csv' has the class 'bee', which is not among the 2 names in classes= ('ant', 'cat'); "
         "append it to that list, so that the other labels stay the same, or remove it"
@@ -169,16 +171,15 @@ def test_file_list_reads_typed_targets_of_a_parquet_file(folder: Path) -> None:
 @lacking.needs("pyarrow")
 @pytest.mark.processes
 def test_file_list_reads_parquet_with_at_most_one_thread(folder: Path) -> None:
-    """The one thread reads files."""
-    names = [f"c{number}" for number in range(8)]
-    write_parquet(folder / "list.parquet", {"path": ["a.jpg"] * COUNT, **dict.fromkeys(names, LABELS)})
+    columns = [f"c{number}" for number in range(8)]
+    write_parquet(folder / "list.parquet", {"path": ["a.jpg"] * COUNT, **dict.fromkeys(columns, LABELS)})
     code = f"""
 import gpuload as gl
 print(threads())
-assert len(gl.FileList({str(folder / "list.parquet")!r}, target={names})) == {COUNT}
+assert len(gl.FileList({str(folder / "list.parquet")!r}, target={columns})) == {COUNT}
 print(threads())
 """
-    assert threads_of_arrow(code) <= 1
+    assert threads_of_arrow(code) <= 1  # the thread that reads files
 
 
 @lacking.needs("pyarrow")
@@ -203,17 +204,17 @@ def test_file_list_reads_a_parquet_file(folder: Path) -> None:
 @pytest.mark.usefixtures("index_cache")
 def test_file_list_manifest_is_cached_until_the_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "path,label\na.jpg,dog\nb.jpg,cat\n"
-    first = write_list(folder, text)
+    dataset = write_list(folder, text)
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.datasets.stores.filelist._pack_rows", None)
         cached = FileList(folder / "list.csv")
-    assert cached.paths == first.paths
+    assert cached.paths == dataset.paths
     assert (cached.labels.tolist(), cached.classes) == ([1, 0], ["cat", "dog"])
-    assert FileList(folder / "list.csv", target=None).labels is None, "other columns are not read from the cache"
-    assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "the file changed"
+    assert FileList(folder / "list.csv", target=None).labels is None, "cached targets were used"
+    assert len(write_list(folder, text + "c.jpg,cow\n")) == 3, "a changed file must be read again"
 
 
-NUL = "has a NUL byte, so it is damaged or not in UTF-8"
+NUL_ERROR = "has a NUL byte, so it is damaged or not in UTF-8"
 
 
 @pytest.mark.parametrize(
@@ -225,42 +226,42 @@ NUL = "has a NUL byte, so it is damaged or not in UTF-8"
         ("path\tlabel\n", "Its columns are separated by '\\t': pass delimiter='\\t'"),
         ("path, label\n", "its first line is ['path', ' label']. If you mean ' label', pass target=' label'"),
         ("Path,label\n", "If you mean 'Path', pass path='Path'"),
-        ("p\0a\0t\0h\0", f"first line of {{}} {NUL} (UTF-16 text is full of NUL bytes); save the table as UTF-8"),
+        ("p\0a\0t\0h\0", f"first line of {{}} {NUL_ERROR} (UTF-16 text is full of NUL bytes); save the table as UTF-8"),
         ("path,label\n", "{} lists no images"),
         ("path,label\na,1\nb\n", "line 3 of {} has 1 fields, but column 1 (counted from 0) is needed: ['b']"),
         ("path,label\na.jpg,\n", "line 2 of {} has no target; remove such rows, or pass target=None to"),
         ("path,label\n,1\n", "line 2 of {} must have a path, got ''"),
         ('path,label\n"a.jpg"x,1\n', "{} cannot be read as CSV in UTF-8, near line 2: "),
-        ("path,label\na.jpg,1\nb\0.jpg,1\n", f"line 3 of {{}} {NUL}"),
-        ("path,label\na.jpg,\x001\n", f"line 2 of {{}} {NUL}"),
+        ("path,label\na.jpg,1\nb\0.jpg,1\n", f"line 3 of {{}} {NUL_ERROR}"),
+        ("path,label\na.jpg,\x001\n", f"line 2 of {{}} {NUL_ERROR}"),
         ("path,label\n../secret.jpg,1\n", "line 2 of {} has the path '../secret.jpg', which points outside"),
         ("path,label\nsub/../../secret.jpg,1\n", "has the path 'sub/../../secret.jpg', which points outside"),
     ],
 )
-def test_file_list_names_faults_of_lists(folder: Path, text: str, message: str) -> None:
+def test_file_list_names_the_fault_of_a_manifest(folder: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message.replace("{}", repr(f"{folder}/list.csv")))):
         write_list(folder, text)
 
 
-SEVERAL = "several targets, classes= must be a dict {'a': names, …}"
-BY_NUMBER = "path and target must be either column names, or column indices"
-ONE_CHARACTER = "delimiter must be one character, such as ';' or '\\t', got"
-DISTINCT = "target must be a column, or a list of distinct columns, got"
+CLASSES_ERROR = "several targets, classes= must be a dict {'a': names, …}"
+COLUMNS_ERROR = "path and target must be either column names, or column indices"
+DELIMITER_ERROR = "delimiter must be one character, such as ';' or '\\t', got"
+TARGET_ERROR = "target must be a column, or a list of distinct columns, got"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": 0}, BY_NUMBER),
-        ({"target": ["label", 1]}, BY_NUMBER),
+        ({"path": 0}, COLUMNS_ERROR),
+        ({"target": ["label", 1]}, COLUMNS_ERROR),
         ({"delimiter": ";"}, "Its columns are separated by ',': pass delimiter=','"),
-        ({"delimiter": ";;"}, f"{ONE_CHARACTER} ';;'"),
-        ({"delimiter": ""}, f"{ONE_CHARACTER} ''"),
+        ({"delimiter": ";;"}, f"{DELIMITER_ERROR} ';;'"),
+        ({"delimiter": ""}, f"{DELIMITER_ERROR} ''"),
         ({"delimiter": "\t", "path": 0, "target": 1}, "if ',' separates the fields, pass delimiter=','"),
-        ({"target": []}, f"{DISTINCT} []"),
-        ({"target": ["a", "a"]}, f"{DISTINCT} ['a', 'a']"),
-        ({"target": ["a"], "classes": ["x"]}, f"{SEVERAL}, got ['x']"),
-        ({"target": ["a"], "classes": {"b": ["x"]}}, SEVERAL),
+        ({"target": []}, f"{TARGET_ERROR} []"),
+        ({"target": ["a", "a"]}, f"{TARGET_ERROR} ['a', 'a']"),
+        ({"target": ["a"], "classes": ["x"]}, f"{CLASSES_ERROR}, got ['x']"),
+        ({"target": ["a"], "classes": {"b": ["x"]}}, CLASSES_ERROR),
         ({"target": None, "classes": ["x"]}, "classes= names the targets, but target=None reads no targets; omit one"),
     ],
 )
@@ -288,8 +289,7 @@ def test_file_list_absolute_paths_need_a_root(folder: Path) -> None:
         write_list(folder, text, root="/other")
 
 
-def make_tables() -> list[Any]:
-    """Make the same table with pandas and with pyarrow."""
+def make_tables() -> dict[str, Any]:
     import pandas
     import pyarrow
 
@@ -299,22 +299,22 @@ def make_tables() -> list[Any]:
         "kind": ["cat" if label else "dog" for label in LABELS],
         "age": [0.5 + number for number in range(COUNT)],
     }
-    return [pandas.DataFrame(columns), pyarrow.table(columns)]
+    return {"pandas": pandas.DataFrame(columns), "pyarrow": pyarrow.table(columns)}
 
 
 @lacking.needs("pandas", "pyarrow")
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [0, 1], ids=["pandas", "pyarrow"])
-def test_file_list_reads_a_table_in_memory(folder: Path, kind: int) -> None:
-    check_loader(FileList(make_tables()[kind], path="file", root=folder))
-    dataset = FileList(make_tables()[kind], path="file", target="kind", root=folder)
+@pytest.mark.parametrize(("library", "name"), [("pandas", "DataFrame"), ("pyarrow", "Table")])
+def test_file_list_reads_a_table_in_memory(folder: Path, library: str, name: str) -> None:
+    table = make_tables()[library]
+    check_loader(FileList(table, path="file", root=folder))
+    dataset = FileList(table, path="file", target="kind", root=folder)
     assert (dataset.classes, dataset.labels.tolist()) == (["cat", "dog"], [int(not label) for label in LABELS])
     assert dataset.labels.dtype == np.uint8
-    name = ("DataFrame", "Table")[kind]
     message = f"the {name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Select columns"
     with pytest.raises(ValueError, match=re.escape(message)):
-        FileList(make_tables()[kind])
-    assert FileList(make_tables()[kind], path="kind").root == str(Path.cwd())
+        FileList(table)
+    assert FileList(table, path="kind").root == str(Path.cwd())
 
 
 @lacking.needs("pandas", "pyarrow")
@@ -346,12 +346,13 @@ def test_file_list_names_a_missing_cell_of_a_table(missing: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_file_list_several_targets_are_a_dict(folder: Path, workers: int) -> None:
-    frame = make_tables()[0]
+    frame = make_tables()["pandas"]
     frame.to_csv(folder / "more.csv", index=False)
     frame.to_parquet(folder / "more.parquet")
     for manifest in (frame, folder / "more.csv", folder / "more.parquet"):
         dataset = FileList(manifest, path="file", target=["kind", "age"], root=folder)
-        assert dataset[1] == (dataset[1][0], {"kind": int(not LABELS[1]), "age": 1.5})
+        _, targets = dataset[1]
+        assert targets == {"kind": int(not LABELS[1]), "age": 1.5}
         assert dataset.classes == {"kind": ["cat", "dog"]}
         assert [dataset.labels[name].dtype.name for name in ("kind", "age")] == ["uint8", "float64"]
         [(_, targets)] = gpuload_batches(dataset, COUNT, num_workers=workers, transforms=[T.Resize((8, 8))])
@@ -397,10 +398,12 @@ def test_file_list_names_a_missing_manifest_and_image(folder: Path) -> None:
         ([1, "x"], [0, 1], ["1", "x"]),
     ],
 )
-def test_encode_targets_of_mixed_types(values: list[Any], targets: list[Any], names: list[str] | None) -> None:
+def test_encode_targets_of_mixed_types_are_numbers_or_indices_into_sorted_names(
+    values: list[Any], targets: list[Any], names: list[str] | None
+) -> None:
     encoded, classes = encode_targets(values)
     assert (encoded.tolist(), classes) == (targets, names)
-    assert encoded.dtype in (np.uint8, np.float64), "the smallest integers"
+    assert encoded.dtype in (np.uint8, np.float64), "integers must have the smallest dtype"
 
 
 @given(

@@ -38,7 +38,7 @@ def write_hdf5(path: Path, *, pixels: bool = False, labels: Any = LABELS, **opti
 
 
 @pytest.mark.processes
-def test_hdf5_batches_equal_those_of_the_images(tmp_path: Path) -> None:
+def test_hdf5_batches_equal_batches_of_the_images(tmp_path: Path) -> None:
     check_loader(HDF5(write_hdf5(tmp_path / "a.h5")))
 
 
@@ -51,7 +51,7 @@ def test_hdf5_reads_encoded_images(tmp_path: Path) -> None:
     assert repr(dataset) == f"HDF5('{path}': 12 samples in 'images')"
 
 
-def test_hdf5_reads_other_targets_and_layouts(tmp_path: Path) -> None:
+def test_hdf5_reads_string_and_array_targets_and_the_data_layout(tmp_path: Path) -> None:
     texts = HDF5(write_hdf5(tmp_path / "a.h5", labels=[f"ä{n}" for n in range(COUNT)]))
     assert texts[3][1] == "ä3"
     arrays = np.arange(COUNT * 6.0).reshape(COUNT, 6)
@@ -68,22 +68,22 @@ def test_hdf5_reads_rows_in_any_order_and_each_chunk_only_once(
     path = write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3), compression="gzip")
     with h5py.File(path) as file:
         offsets = [file["images"].id.get_chunk_info(chunk).byte_offset for chunk in range(3)]
-    read: list[int] = []
+    read_offsets: list[int] = []
 
-    class Watched(io.BytesIO):
+    class RecordingFile(io.BytesIO):
         def readinto(self, buffer: Any) -> int:
-            read.append(self.tell())
+            read_offsets.append(self.tell())
             return super().readinto(buffer)
 
-    open_file, watched = h5py.File, Watched(path.read_bytes())
-    monkeypatch.setattr(h5py, "File", lambda _, mode, locking, **more: open_file(watched, mode, **more))
-    dataset, order = HDF5(path, cache_bytes=cache_bytes), [7, 3, 11, 1, 7, 9]
-    read.clear()
-    samples = dataset.__getitems__(order)
-    assert [read.count(offset) for offset in offsets] == [1, 1, 1]
-    assert [label for _, label in samples] == [LABELS[number] for number in order]
-    for (image, _), number in zip(samples, order, strict=True):
-        assert (image.hwc == PIXELS[number]).all()
+    open_file, recording_file = h5py.File, RecordingFile(path.read_bytes())
+    monkeypatch.setattr(h5py, "File", lambda _, mode, locking, **options: open_file(recording_file, mode, **options))
+    dataset, indices = HDF5(path, cache_bytes=cache_bytes), [7, 3, 11, 1, 7, 9]
+    read_offsets.clear()
+    samples = dataset.__getitems__(indices)
+    assert [read_offsets.count(offset) for offset in offsets] == [1, 1, 1]
+    assert [label for _, label in samples] == [LABELS[index] for index in indices]
+    for (image, _), index in zip(samples, indices, strict=True):
+        assert (image.hwc == PIXELS[index]).all()
 
 
 def test_hdf5_pickles_without_its_descriptor(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_hdf5_pickles_without_its_descriptor(tmp_path: Path) -> None:
     assert copy[1][0].data == jpegs()[1]
 
 
-def test_hdf5_refuses_truncated_and_other_files(tmp_path: Path) -> None:
+def test_hdf5_refuses_truncated_files_and_other_formats(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "a.h5")
     dataset = HDF5(path)
     os.truncate(path, path.stat().st_size - 500)
@@ -112,7 +112,7 @@ def test_hdf5_refuses_truncated_and_other_files(tmp_path: Path) -> None:
         HDF5(path)
 
 
-def test_hdf5_refuses_a_replaced_file_and_reads_one_that_was_extended(tmp_path: Path) -> None:
+def test_hdf5_refuses_a_replaced_file_and_reads_an_extended_file(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "a.h5")
     dataset = HDF5(path)
     with h5py.File(path, "r+") as file:
@@ -127,9 +127,9 @@ def test_hdf5_refuses_a_replaced_file_and_reads_one_that_was_extended(tmp_path: 
 def test_hdf5_names_a_damaged_chunk(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(4, 24, 32, 3), compression="gzip")
     with h5py.File(path) as file:
-        where = file["images"].id.get_chunk_info(1).byte_offset
+        chunk_offset = file["images"].id.get_chunk_info(1).byte_offset
     with open(path, "r+b") as file:
-        file.seek(where + 100)
+        file.seek(chunk_offset + 100)
         file.write(bytes(500))
     dataset = HDF5(path)
     message = f"^{re.escape(repr(str(path)))}: row 5 of '/images' cannot be read: "
@@ -145,33 +145,35 @@ def test_hdf5_reads_up_to_16_adjacent_rows_at_once(tmp_path: Path, monkeypatch: 
         for number in range(50):
             images[number] = np.full(number, number, np.uint8)
     dataset = HDF5(tmp_path / "a.h5", target=None)
-    calls: list[Any] = []
+    requests: list[Any] = []
     read_rows = h5py.Dataset.__getitem__
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda self, rows: calls.append(rows) or read_rows(self, rows))
-    numbers = [49, *range(3, 22), 1, 24, 25, 5]
-    assert [image.data for image in dataset.__getitems__(numbers)] == [bytes([number]) * number for number in numbers]
-    assert calls == [1, slice(3, 19), slice(19, 22), slice(24, 26), 49]
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda self, rows: requests.append(rows) or read_rows(self, rows))
+    indices = [49, *range(3, 22), 1, 24, 25, 5]
+    assert [image.data for image in dataset.__getitems__(indices)] == [bytes([number]) * number for number in indices]
+    # Rows 3 … 21 are adjacent, so they are read in calls of 16 rows and of the last 3.
+    assert requests == [1, slice(3, 19), slice(19, 22), slice(24, 26), 49]
     assert dataset.__getitems__([]) == []
 
 
-def test_hdf5_names_the_damaged_one_of_adjacent_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdf5_names_the_damaged_row_of_rows_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = HDF5(write_hdf5(tmp_path / "a.h5"))
     read_rows = h5py.Dataset.__getitem__
 
-    def damaged(images: h5py.Dataset, rows: Any) -> Any:
+    def read_undamaged_rows(images: h5py.Dataset, rows: Any) -> Any:
         if 4 in np.atleast_1d(np.arange(COUNT)[rows]):
             raise OSError("bad heap")
         return read_rows(images, rows)
 
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", damaged)
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", read_undamaged_rows)
     with pytest.raises(gl.DecodeError, match=r": row 4 of '/images' cannot be read: bad heap$"):
         dataset.__getitems__(range(2, 8))
 
 
 def test_hdf5_cache_holds_a_chunk_of_variable_length_data(tmp_path: Path) -> None:
     dataset = HDF5(write_hdf5(tmp_path / "a.h5", chunks=(6,)), cache_bytes=0)
-    assert dataset._cache_bytes == 6 * 16, "in the file, the length, the address of a heap, and an index into it"
-    assert HDF5(write_hdf5(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "without chunks"
+    row_bytes = 16  # in the file: a length, the address of a heap, and an index into it
+    assert dataset._cache_bytes == 6 * row_bytes
+    assert HDF5(write_hdf5(tmp_path / "b.h5"), cache_bytes=0)._cache_bytes == 0, "unchunked data need no cache"
 
 
 def write_strings(path: Path) -> None:
@@ -205,7 +207,7 @@ def write_external(path: Path) -> None:
         file.create_dataset("images", PIXELS.shape, "uint8", external=str(path.parent / "numbers"))
 
 
-PROGRAM = """
+READ_THROUGH_LINKS = """
 import os, sys
 import h5py
 from gpuload.datasets.files import size_limits
@@ -215,8 +217,8 @@ with h5py.File("a.h5", "w") as file:
     file["images"] = h5py.ExternalLink("pipe.h5", "images")
     file["soft"] = h5py.SoftLink("/group/outside/images")
     file.create_group("group")["outside"] = h5py.ExternalLink("pipe.h5", "/")
-    file["round"] = h5py.SoftLink("round")
-for name in ("images", "soft", "group/outside/images", "none", "round"):
+    file["circular"] = h5py.SoftLink("circular")
+for name in ("images", "soft", "group/outside/images", "none", "circular"):
     try:
         HDF5("a.h5", image=name, target=None)
     except ValueError as error:
@@ -226,26 +228,26 @@ for name in ("images", "soft", "group/outside/images", "none", "round"):
 
 @pytest.mark.processes
 def test_hdf5_does_not_follow_links_into_other_files(tmp_path: Path) -> None:
-    """Opening a FIFO blocks until a process writes to it, even on ctrl-C, so a process with a time limit does it."""
-    lines = run_python(PROGRAM, cwd=tmp_path)[0].splitlines()
+    """Opening a FIFO blocks, even on Ctrl-C, until a process writes to it, so this runs in a process of its own."""
+    lines = run_python(READ_THROUGH_LINKS, cwd=tmp_path)[0].splitlines()
     refusal = f" {IN_OTHER_FILES}; copy the dataset into this file"
     assert lines[:3] == [refusal] * 3
     assert lines[3].startswith("no dataset 'none' with an axis of samples; it has none.")
-    assert lines[4] == refusal, "the target of a circular link is unknown"
+    assert lines[4] == refusal, "a circular link must be refused, as its target is unknown"
 
 
 def test_hdf5_searches_a_limited_number_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         group = file
-        for number in range(300):
+        for depth in range(300):
             group = group.create_group("g")
-            group[f"d{number:03}"] = [number]
-    names: list[str] = []
+            group[f"d{depth:03}"] = [depth]
+    visited: list[str] = []
     get_item = h5py.Group.__getitem__
-    monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: names.append(name) or get_item(self, name))
+    monkeypatch.setattr(h5py.Group, "__getitem__", lambda self, name: visited.append(name) or get_item(self, name))
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', .*/d019', …\. Choose one with image="):
         HDF5(tmp_path / "a.h5")
-    assert len(names) < 50
+    assert len(visited) < 50  # for the 20 datasets listed, of which each is in a group of its own
     monkeypatch.setattr("gpuload.datasets.stores.hdf5.MAX_SEARCHED", 5)
     with pytest.raises(ValueError, match=r"it has 'g/d000', 'g/g/d001', …\. Choose one"):
         HDF5(tmp_path / "a.h5")
@@ -277,9 +279,9 @@ def test_hdf5_refuses_samples_and_chunks_beyond_max_bytes(
 def test_hdf5_refuses_images_beyond_max_pixels(tmp_path: Path) -> None:
     dataset = HDF5(write_hdf5(tmp_path / "a.h5", pixels=True), target=None)
     message = rf"^an image in 'images' of {re.escape(repr(dataset.path))} has 32×24 = 768 pixels, more than max_pixels="
-    with size_limits(None, 700), pytest.raises(gl.DecodeError, match=message):
+    with size_limits(max_bytes=None, max_pixels=700), pytest.raises(gl.DecodeError, match=message):
         dataset[0]
-    with size_limits(None, 768):
+    with size_limits(max_bytes=None, max_pixels=768):
         assert dataset[0].hwc.shape == (24, 32, 3)
 
 
@@ -327,4 +329,4 @@ def test_hdf5_refuses_files_and_options_that_do_not_match(
 def test_hdf5_blocks_are_chunks(tmp_path: Path) -> None:
     assert HDF5(write_hdf5(tmp_path / "a.h5", pixels=True, chunks=(5, 24, 32, 3))).blocks().tolist() == [0, 5, 10, 12]
     assert HDF5(write_hdf5(tmp_path / "b.h5", pixels=True, chunks=(1, 24, 32, 3))).blocks() is None
-    assert HDF5(write_hdf5(tmp_path / "c.h5", pixels=True)).blocks() is None, "without chunks"
+    assert HDF5(write_hdf5(tmp_path / "c.h5", pixels=True)).blocks() is None, "unchunked data have no blocks"

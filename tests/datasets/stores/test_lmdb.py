@@ -24,29 +24,29 @@ from gpuload.datasets.stores.lmdb import LMDB
 
 def write_lmdb(path: Path, content: Mapping[bytes, bytes], database: bytes | None = None, **options: Any) -> Path:
     with lmdb.open(str(path), map_size=1 << 24, max_dbs=4, **options) as env:
-        opened = env.open_db(database)
-        with env.begin(write=True, db=opened) as transaction:
+        named_database = env.open_db(database)
+        with env.begin(write=True, db=named_database) as transaction:
             for key, value in content.items():
                 transaction.put(key, value)
     return path
 
 
-def images() -> dict[bytes, bytes]:
+def make_images() -> dict[bytes, bytes]:
     return {b"%08d" % number: data for number, data in enumerate(jpegs())}
 
 
-def pairs() -> dict[bytes, bytes]:
+def make_images_and_labels() -> dict[bytes, bytes]:
     content = {b"%03d.jpg" % number: data for number, data in enumerate(jpegs())}
     return content | {b"%03d.cls" % number: b"%d" % label for number, label in enumerate(LABELS)}
 
 
 @pytest.mark.processes
-def test_lmdb_batches_equal_those_of_the_images(tmp_path: Path) -> None:
-    check_loader(LMDB(write_lmdb(tmp_path, pairs()), image="{}.jpg", target="{}.cls"))
+def test_lmdb_batches_equal_batches_of_the_images(tmp_path: Path) -> None:
+    check_loader(LMDB(write_lmdb(tmp_path, make_images_and_labels()), image="{}.jpg", target="{}.cls"))
 
 
 def test_lmdb_yields_each_value_in_the_order_of_the_keys(tmp_path: Path) -> None:
-    write_lmdb(tmp_path, {**images(), b"__len__": b"12"})
+    write_lmdb(tmp_path, {**make_images(), b"__len__": b"12"})
     dataset = LMDB(tmp_path, mode="L")
     assert dataset[-1] == gl.Encoded(jpegs()[11], "L", f"{tmp_path}/data.mdb: key '00000011'")
     assert (len(dataset), dataset.keys[0]) == (COUNT, "00000000")
@@ -78,10 +78,10 @@ def test_lmdb_reads_images_and_targets_by_patterns_of_keys(tmp_path: Path) -> No
     ):
         with pytest.raises(gl.DecodeError, match=re.escape(message)):
             LMDB(tmp_path, image="image-{}", target=target)[3]
-    write_lmdb(other := tmp_path / "other", {b"image-": b""})
-    message = f"^{re.escape(repr(str(other / 'data.mdb')))}: the value of key b'' cannot be read: .*MDB_BAD_VALSIZE"
+    write_lmdb(folder := tmp_path / "other", {b"image-": b""})
+    message = f"^{re.escape(repr(str(folder / 'data.mdb')))}: the value of key b'' cannot be read: .*MDB_BAD_VALSIZE"
     with pytest.raises(gl.DecodeError, match=message):
-        LMDB(other, image="image-{}", target="{}")[0]
+        LMDB(folder, image="image-{}", target="{}")[0]
 
 
 def test_lmdb_decode_reads_values_in_another_format(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_lmdb_decode_reads_values_in_another_format(tmp_path: Path) -> None:
 
 
 def test_lmdb_refuses_pickles(tmp_path: Path) -> None:
-    class Bad:
+    class ExitsWhenUnpickled:
         def __reduce__(self) -> Any:
             return os._exit, (3,)
 
-    write_lmdb(tmp_path, {b"one": pickle.dumps(Bad()), b"two": jpegs()[0]})
+    write_lmdb(tmp_path, {b"one": pickle.dumps(ExitsWhenUnpickled()), b"two": jpegs()[0]})
     dataset = LMDB(tmp_path)
     with pytest.raises(gl.DecodeError, match="the value of key b'one' looks like a pickle, which gpuload never loads"):
         dataset[0]
@@ -119,14 +119,14 @@ sys.stdin.readline()
 
 @pytest.mark.processes
 def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) -> None:
-    write_lmdb(tmp_path, images())
+    write_lmdb(tmp_path, make_images())
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
         assert writer.stdout.readline() == "written\n"
         dataset = LMDB(tmp_path)
-        assert dataset[3].data == jpegs()[3], "the transaction is not committed"
+        assert dataset[3].data == jpegs()[3], "an uncommitted transaction must not be visible"
         writer.stdin.write("\n")
         writer.stdin.flush()
         assert writer.stdout.readline() == "committed\n"
@@ -138,66 +138,66 @@ def test_lmdb_refuses_to_read_after_another_process_committed(tmp_path: Path) ->
         for reader in (dataset, pickle.loads(pickle.dumps(dataset))):
             with pytest.raises(gl.DecodeError, match=exactly(message)):
                 reader[5]
-        assert LMDB(tmp_path)[3].data == b"new", "a new dataset reads the new value"
+        assert LMDB(tmp_path)[3].data == b"new", "a new dataset must read the new value"
         writer.stdin.write("\n")
 
 
 def test_lmdb_refuses_a_database_that_was_replaced(tmp_path: Path) -> None:
     """Both databases have the same transaction ID."""
-    path, other = (write_lmdb(tmp_path / name, images()) / "data.mdb" for name in ("a", "b"))
+    path, replacement = (write_lmdb(tmp_path / name, make_images()) / "data.mdb" for name in ("a", "b"))
     dataset = LMDB(path)
     assert dataset[1].data == jpegs()[1]
     dataset.close()
     os.utime(path)
     assert dataset[1].data == jpegs()[1]
     dataset.close()
-    os.replace(other, path)
+    os.replace(replacement, path)
     with pytest.raises(gl.DecodeError, match=r"a/data.mdb': it was replaced by another file after the dataset was"):
         dataset[1]
 
 
-def test_lmdb_reads_a_new_database_while_the_one_that_it_replaced_is_open(tmp_path: Path) -> None:
-    path, other = (write_lmdb(tmp_path / name, {b"1": jpegs()[n]}) / "data.mdb" for n, name in enumerate("ab"))
+def test_lmdb_reads_a_new_database_while_the_replaced_database_is_open(tmp_path: Path) -> None:
+    path, replacement = (write_lmdb(tmp_path / name, {b"1": jpegs()[n]}) / "data.mdb" for n, name in enumerate("ab"))
     old = LMDB(path)
     assert old[0].data == jpegs()[0]
-    os.replace(other, path)
+    os.replace(replacement, path)
     assert LMDB(path)[0].data == jpegs()[1]
     assert old[0].data == jpegs()[0]
 
 
 def test_lmdb_pickles_without_its_descriptor(tmp_path: Path) -> None:
-    write_lmdb(tmp_path, images())
+    write_lmdb(tmp_path, make_images())
     dataset = LMDB(tmp_path)
     assert open_below(tmp_path) == 0
     assert dataset[1].data == jpegs()[1]
     assert open_below(tmp_path) == 1
     copy = pickle.loads(pickle.dumps(dataset))
-    other = LMDB(tmp_path)
-    assert other[2].data == copy[2].data == jpegs()[2], "a file is opened once in a process, so they share it"
+    second = LMDB(tmp_path)
+    assert second[2].data == copy[2].data == jpegs()[2], "a process opens a file once, so the datasets share it"
     assert open_below(tmp_path) == 1
-    for opened in (dataset, copy, other):
-        opened.close()
+    for each in (dataset, copy, second):
+        each.close()
     assert open_below(tmp_path) == 0
 
 
 def test_lmdb_keys_are_cached_until_the_database_changes(
     tmp_path: Path, index_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_lmdb(tmp_path / "set", images())
-    first = LMDB(tmp_path / "set")
+    write_lmdb(tmp_path / "set", make_images())
+    dataset = LMDB(tmp_path / "set")
     assert len(os.listdir(index_cache)) == 1
     with monkeypatch.context() as patch:
         patch.setattr("gpuload.datasets.stores.lmdb._list_keys_in_subprocess", None)
-        assert LMDB(tmp_path / "set").keys == first.keys
-    assert first.keys.nbytes < 13 * (COUNT + 1)
-    first.close()
+        assert LMDB(tmp_path / "set").keys == dataset.keys
+    assert dataset.keys.nbytes < 13 * (COUNT + 1)
+    dataset.close()
     write_lmdb(tmp_path / "set", {b"more": b"", b"other": b""})
     assert len(LMDB(tmp_path / "set")) == COUNT + 2
 
 
-@pytest.mark.parametrize("kind", ["cut off", "empty", "other"])
-def test_lmdb_refuses_truncated_and_other_files(tmp_path: Path, kind: str) -> None:
-    path = write_lmdb(tmp_path, images()) / "data.mdb"
+@pytest.mark.parametrize("kind", ["cut off", "empty", "not LMDB"])
+def test_lmdb_refuses_truncated_files_and_other_formats(tmp_path: Path, kind: str) -> None:
+    path = write_lmdb(tmp_path, make_images()) / "data.mdb"
     size = path.stat().st_size
     if kind == "cut off":
         os.truncate(path, 4096 * 4)
@@ -214,15 +214,16 @@ def test_lmdb_errors_about_damaged_pages_name_the_file(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path, {b"%08d" % number: b"" for number in range(1000)}) / "data.mdb"
     valid = path.read_bytes()
     content = bytearray(valid)
+    # Of the two meta pages, the one with the later transaction ID, which is in bytes 144 … 151.
     meta = max((0, 4096), key=lambda page: content[page + 144 : page + 152][::-1])
     content[meta + 128 : meta + 136] = (1 << 40).to_bytes(8, "little")  # the root is beyond the last page
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} cannot be read: .*MDB_PAGE_NOTFOUND"):
         LMDB(tmp_path)
     content = bytearray(valid)
-    flags = range(2 * 4096 + 10, len(content), 4096)  # the kind of each page; 2 means keys
-    for at in [at for at in flags if content[at] == 2][1:]:
-        content[at] = 0
+    kind_offsets = range(2 * 4096 + 10, len(content), 4096)  # of each page's kind; 2 means keys
+    for offset in [offset for offset in kind_offsets if content[offset] == 2][1:]:
+        content[offset] = 0
     path.write_bytes(content)
     message = (
         f"{str(path)!r} is damaged: LMDB crashed the process that read its keys (SIGABRT); copy or write the file again"
@@ -244,7 +245,7 @@ def test_lmdb_errors_about_damaged_pages_name_the_file(tmp_path: Path) -> None:
 )
 def test_lmdb_refuses_wrong_arguments(tmp_path: Path, options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
-        LMDB(write_lmdb(tmp_path, images()), **options)
+        LMDB(write_lmdb(tmp_path, make_images()), **options)
 
 
 def test_lmdb_refuses_missing_and_empty_databases(tmp_path: Path) -> None:

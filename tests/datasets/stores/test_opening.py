@@ -16,7 +16,7 @@ def test_read_at_returns_all_bytes_up_to_the_end(tmp_path: Path, monkeypatch: py
     path.write_bytes(bytes(range(100)))
     file = open_file(str(path))
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: pread(fd, min(nbytes, 7), at))
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, offset: pread(fd, min(nbytes, 7), offset))
     assert file.read_at(10, 50) == bytes(range(10, 60))
     assert file.read_at(90, 50) == bytes(range(90, 100))
     assert file.read_at(100, 50) == b""
@@ -27,25 +27,26 @@ def is_mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
-def test_read_at_of_a_truncated_mapped_file_is_no_sigbus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_at_of_a_truncated_mapped_file_does_not_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
-    path.write_bytes(data := bytes(range(256)) * 64)
+    path.write_bytes(data := bytes(range(256)) * 64)  # 16,384 bytes
     pread = os.pread
     assert OpenFile(str(path)).read_at(300, 9000) == data[300:9300]
     assert not is_mapped(path)
     monkeypatch.setattr(os, "pread", None)
     file = OpenFile(str(path), use_mmap=True)
     assert is_mapped(path)
-    assert [file.read_at(*at) for at in ((300, 9000), (16380, 50), (16384, 9))] == [data[300:9300], data[16380:], b""]
+    spans = ((300, 9000), (16380, 50), (16384, 9))
+    assert [file.read_at(*span) for span in spans] == [data[300:9300], data[16380:], b""]
     monkeypatch.setattr(os, "pread", pread)
     os.truncate(path, 4000)
-    assert [file.read_at(*at) for at in ((3990, 50), (8192, 50))] == [data[3990:4000], b""]
+    assert [file.read_at(*span) for span in ((3990, 50), (8192, 50))] == [data[3990:4000], b""]
     del file
     assert not is_mapped(path)
 
 
-def test_open_file_reads_what_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_enodev(*how: object) -> None:
+def test_open_file_reads_files_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_enodev(*arguments: object) -> None:
         raise OSError(19, "No such device")
 
     (tmp_path / "empty").write_bytes(b"")

@@ -44,26 +44,26 @@ def test_parquet_blocks_are_row_groups(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parquet_with_block_shuffle_reads_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache contains the rows of a window. A full shuffle reads a row group for almost each sample."""
-    content = make_table()
-    path = write_parquet(tmp_path / "a.parquet", arrow.concat_tables([content] * 10), rows=6)  # 20 groups
-    read: list[int] = []
-    columns = Parquet._read_columns
-    monkeypatch.setattr(Parquet, "_read_columns", lambda self, *place: read.append(place[-1]) or columns(self, *place))
+    """The cache holds the row groups of a window. A full shuffle reads a row group for almost every sample."""
+    table = make_table()
+    path = write_parquet(tmp_path / "a.parquet", arrow.concat_tables([table] * 10), rows=6)  # 20 groups
+    groups: list[int] = []
+    read = Parquet._read_columns
+    monkeypatch.setattr(Parquet, "_read_columns", lambda self, *args: groups.append(args[-1]) or read(self, *args))
     cache_bytes = 4 * sum(len(data) for data in jpegs()[:6])
-    for shuffle, most in ((gl.BlockShuffle(block=6, window=3), 20), (True, 120)):
-        read.clear()
+    for shuffle, min_reads, max_reads in ((gl.BlockShuffle(block=6, window=3), 20, 20), (True, 61, 120)):
+        groups.clear()
         dataset = Parquet(path, cache_bytes=cache_bytes)
-        labels = [y for _, y in gl.Loader(dataset, 1, shuffle=shuffle, num_workers=0, device="cpu")]
+        labels = [label for _, label in gl.Loader(dataset, 1, shuffle=shuffle, num_workers=0, device="cpu")]
         assert len(labels) == 120
-        assert len(read) == 20 if most == 20 else 60 < len(read) <= most
+        assert min_reads <= len(groups) <= max_reads
 
 
 @pytest.mark.processes
-def test_parquet_batches_equal_those_of_the_images(tmp_path: Path) -> None:
-    everything = make_table()
+def test_parquet_batches_equal_batches_of_the_images(tmp_path: Path) -> None:
+    table = make_table()
     for number in range(2):
-        write_parquet(tmp_path / f"train-{number}.parquet", everything.slice(7 * number, 7))
+        write_parquet(tmp_path / f"train-{number}.parquet", table.slice(7 * number, 7))
     check_loader(Parquet(tmp_path / "train-*.parquet"))
 
 
@@ -90,37 +90,37 @@ def test_parquet_with_columns_yields_dicts(tmp_path: Path) -> None:
     assert (sample["image"].data, sample["caption"], sample["nested.kind"]) == (jpegs()[5], "image 5", "5")
     assert sample["numbers"].dtype == np.float32
     assert sample["numbers"].tolist() == [0.5, 5]
-    assert Parquet(path, columns=["numbers"])[11]["numbers"].dtype == np.float32, "also where it is empty"
+    assert Parquet(path, columns=["numbers"])[11]["numbers"].dtype == np.float32, "an empty list has the dtype too"
 
 
 def test_parquet_reads_the_selected_columns_once_per_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Parquet(write_parquet(tmp_path / "a.parquet"))
-    read: list[Any] = []
+    groups: list[Any] = []
     read_group = Parquet._read_group
 
     def read_and_record(self: Any, file: Any, path: str, group: int) -> Any:
         group_table = read_group(self, file, path, group)
-        read.append((group, group_table.schema.to_string(show_schema_metadata=False, show_field_metadata=False)))
+        groups.append((group, group_table.schema.to_string(show_schema_metadata=False, show_field_metadata=False)))
         return group_table
 
     monkeypatch.setattr(Parquet, "_read_group", read_and_record)
     dataset.__getitems__([5, 0, 6, 1, 7])
-    only = "image: struct<bytes: binary>\n  child 0, bytes: binary\nlabel: int64"
-    assert read == [(0, only), (1, only)], "each row group once, for all its rows"
+    selected_columns = "image: struct<bytes: binary>\n  child 0, bytes: binary\nlabel: int64"
+    assert groups == [(0, selected_columns), (1, selected_columns)], "each row group must be read once"
 
 
 def test_parquet_caches_row_groups_up_to_cache_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "a.parquet")
-    read: list[int] = []
+    groups: list[int] = []
     read_group = Parquet._read_group
-    monkeypatch.setattr(Parquet, "_read_group", lambda self, *place: read.append(place[-1]) or read_group(self, *place))
-    two = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
-    for limit, expected in ((1 << 30, [0, 1, 2]), (two, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
-        read.clear()
+    monkeypatch.setattr(Parquet, "_read_group", lambda self, *args: groups.append(args[-1]) or read_group(self, *args))
+    bytes_of_two_groups = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
+    for limit, expected in ((1 << 30, [0, 1, 2]), (bytes_of_two_groups, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
+        groups.clear()
         dataset = Parquet(path, cache_bytes=limit)
         for number in (0, 1, 4, 3, 8, 0, 5):
             assert dataset[number][0].data == jpegs()[number]
-        assert read == expected
+        assert groups == expected
 
 
 def test_parquet_has_at_most_two_files_open_if_two_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,15 +144,16 @@ def test_parquet_pickle_takes_under_20_bytes_per_row_group(tmp_path: Path) -> No
 
 
 def test_parquet_refuses_files_with_different_schemas(tmp_path: Path) -> None:
-    first = write_parquet(tmp_path / "1.parquet")
-    second = write_parquet(tmp_path / "2.parquet", make_table(label=[str(label) for label in LABELS]))
+    first_path = write_parquet(tmp_path / "1.parquet")
+    second_path = write_parquet(tmp_path / "2.parquet", make_table(label=[str(label) for label in LABELS]))
     message = (
-        f"{str(second)!r} and {str(first)!r} have different schemas: column 'label' is string in the former, int64 in "
-        "the latter; read them as two datasets, or rewrite one of the files"
+        f"{str(second_path)!r} and {str(first_path)!r} have different schemas: column 'label' is string in the former, "
+        "int64 in the latter; read them as two datasets, or rewrite one of the files"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        Parquet([first, second])
-    assert len(Parquet([first, second], target="caption")) == 2 * COUNT, "columns that are not read may differ"
+        Parquet([first_path, second_path])
+    paths = [first_path, second_path]
+    assert len(Parquet(paths, target="caption")) == 2 * COUNT, "columns that are not read may differ"
 
 
 def test_parquet_names_a_null(tmp_path: Path) -> None:
@@ -172,11 +173,11 @@ def test_parquet_names_a_null(tmp_path: Path) -> None:
     assert dataset[5][1] == 5
 
 
-def test_parquet_names_a_corrupt_page_and_reads_other_row_groups(tmp_path: Path) -> None:
+def test_parquet_names_a_corrupt_page_and_reads_the_intact_row_groups(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", make_table(), compression="none", write_page_checksum=True)
     data = bytearray(path.read_bytes())
-    at = data.index(jpegs()[6]) + 300
-    data[at] ^= 0xFF
+    position = data.index(jpegs()[6]) + 300
+    data[position] ^= 0xFF
     path.write_bytes(data)
     dataset = Parquet(path)
     with pytest.raises(gl.DecodeError, match=f"^{re.escape(repr(str(path)))}: row group 1 cannot be read: ") as caught:
@@ -196,12 +197,12 @@ def test_parquet_refuses_a_row_group_that_decompresses_beyond_max_bytes(tmp_path
     pq.write_table(table, path, compression="zstd")
     del table
     assert path.stat().st_size < 5000
-    dataset, before = Parquet(path), arrow.total_allocated_bytes()
+    dataset, bytes_before = Parquet(path), arrow.total_allocated_bytes()
     message = f"^{re.escape(repr(str(path)))}: row group 0 takes .* bytes of memory, more than max_bytes="
-    with size_limits(10 * 100_000 if rows > 2 else 99_000), pytest.raises(gl.DecodeError, match=message):
+    with size_limits(max_bytes=10 * 100_000 if rows > 2 else 99_000), pytest.raises(gl.DecodeError, match=message):
         dataset[0]
-    assert arrow.total_allocated_bytes() - before < 3_000_000
-    with size_limits(None):
+    assert arrow.total_allocated_bytes() - bytes_before < 3_000_000
+    with size_limits(max_bytes=None):
         assert len(dataset[rows - 1][0].data) == 100_000
 
 
@@ -218,7 +219,7 @@ def test_parquet_names_a_value_that_cannot_be_read(tmp_path: Path) -> None:
     assert caught.value.filename == str(path)
 
 
-def test_parquet_refuses_rewritten_truncated_and_other_files(tmp_path: Path) -> None:
+def test_parquet_refuses_rewritten_and_truncated_files_and_other_formats(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet")
     dataset = Parquet(path)
     write_parquet(path, make_table().slice(0, 6))
@@ -266,11 +267,11 @@ def test_parquet_index_is_cached_until_a_file_changes(tmp_path: Path, monkeypatc
     monkeypatch.setattr(parquet_module, "LEAST_BYTES", 0)
     for number in range(2):
         write_parquet(tmp_path / f"{number}.parquet")
-    first = Parquet(tmp_path)
+    dataset = Parquet(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Parquet, "_read_footers", lambda *_: pytest.fail("read again"))
+        patch.setattr(Parquet, "_read_footers", lambda *_: pytest.fail("unchanged files were read again"))
         cached = Parquet(tmp_path)
-        assert [cached[number] for number in range(-2 * COUNT, 2 * COUNT)] == 2 * [*first]
+        assert [cached[number] for number in range(-2 * COUNT, 2 * COUNT)] == 2 * [*dataset]
     with pytest.raises(ValueError, match="no column 'class'"):
         Parquet(tmp_path, target="class")
     write_parquet(tmp_path / "0.parquet", make_table().slice(3), 2)
@@ -279,7 +280,6 @@ def test_parquet_index_is_cached_until_a_file_changes(tmp_path: Path, monkeypatc
 
 @pytest.mark.processes
 def test_parquet_reads_rows_with_at_most_one_thread(tmp_path: Path) -> None:
-    """The one thread reads files."""
     columns = {f"c{number}": ["x"] * COUNT for number in range(8)}
     path = write_parquet(tmp_path / "a.parquet", make_table(**columns), rows=2)
     code = f"""
@@ -289,7 +289,7 @@ print(threads())
 list(dataset)
 print(threads())
 """
-    assert threads_of_arrow(code) <= 1
+    assert threads_of_arrow(code) <= 1  # the thread that reads files
 
 
 @pytest.mark.processes
@@ -298,8 +298,8 @@ def test_parquet_nested_columns_batch_as_lists_of_objects(tmp_path: Path, worker
     structs = [None if n == 3 else {"who": "Ann" if n % 2 else None, "n": n} for n in range(COUNT)]
     texts = [["x"] * (n % 3) for n in range(COUNT)]
     pairs = [[("k", n)] for n in range(COUNT)]
-    more = make_table(struct=structs, texts=texts, map=arrow.array(pairs, arrow.map_(arrow.string(), arrow.int64())))
-    dataset = Parquet(write_parquet(tmp_path / "a.parquet", more), columns=("struct", "texts", "map"))
+    table = make_table(struct=structs, texts=texts, map=arrow.array(pairs, arrow.map_(arrow.string(), arrow.int64())))
+    dataset = Parquet(write_parquet(tmp_path / "a.parquet", table), columns=("struct", "texts", "map"))
     batches = gpuload_batches(dataset, 4, num_workers=workers, transforms=[T.Resize((8, 8))])
     for name, expected in (("struct", structs), ("texts", texts), ("map", pairs)):
         assert [value for batch in batches for value in batch[name]] == expected

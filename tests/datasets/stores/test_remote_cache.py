@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpuload.datasets.stores import remote_cache as remote_cache_module
-from gpuload.datasets.stores.remote_cache import DiskCache
+from gpuload.datasets.stores.remote_cache import HEADER, DiskCache
 
 
-def files(folder: Path) -> list[Path]:
+def cached_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.name != "used"]
 
 
@@ -28,17 +28,17 @@ def test_disk_cache_returns_what_was_put(tmp_path: Path) -> None:
 def test_disk_cache_evicts_the_least_recently_used_and_obeys_the_limit(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 10_000)
     for number in range(40):
-        cache.put(str(number), bytes(980))
-        for path in files(tmp_path):  # make each file 100 seconds older
+        cache.put(str(number), bytes(1000 - HEADER.size))
+        for path in cached_files(tmp_path):  # make each file 100 seconds older
             os.utime(path, (path.stat().st_mtime - 100,) * 2)
-        cache.get("0")  # is used in each step
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= 10_000
+        cache.get("0")  # so that file 0 is always the most recently used
+        assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 10_000
     stored = [number for number in range(40) if cache.get(str(number)) is not None]
     assert stored[0] == 0
     assert stored[1:] == list(range(41 - len(stored), 40))
     assert len(stored) >= 8
     cache.put("large", bytes(20_000))
-    assert sum(path.stat().st_size for path in files(tmp_path)) <= 20_020
+    assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 20_000 + HEADER.size
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_disk_cache_evicts_the_least_recently_used_and_obeys_the_limit(tmp_path:
 def test_disk_cache_removes_a_damaged_file(tmp_path: Path, damage) -> None:
     cache = DiskCache(str(tmp_path), 10_000)
     cache.put("key", bytes(range(104)))
-    (file,) = files(tmp_path)
+    (file,) = cached_files(tmp_path)
     file.write_bytes(damage(file.read_bytes()))
     assert cache.get("key") is None
-    assert files(tmp_path) == []
+    assert cached_files(tmp_path) == []
     cache.put("key", b"again")
     assert cache.get("key") == b"again"
 
@@ -71,9 +71,10 @@ def die(*arguments):
 disk.os.replace = die
 disk.DiskCache({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
 """
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    assert done.returncode == -9
-    (draft,) = files(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.run([sys.executable, "-c", program], env=environment)
+    assert process.returncode == -9
+    (draft,) = cached_files(tmp_path)
     cache = DiskCache(str(tmp_path), 3000)
     assert cache.get("key") is None
     cache.put("key", b"complete")
@@ -87,10 +88,10 @@ disk.DiskCache({str(tmp_path)!r}, 10_000).put("key", bytes(1000))
 def test_disk_cache_does_not_evict_a_recent_draft(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 4000)
     cache.put("old", bytes(1000))
-    (file,) = files(tmp_path)
+    (file,) = cached_files(tmp_path)
     draft = file.with_name(f"{file.name}.0123{remote_cache_module.DRAFT}")
     draft.write_bytes(bytes(1000))
-    os.utime(draft, (file.stat().st_mtime - 100,) * 2)  # the least recently used one, if it were a file
+    os.utime(draft, (file.stat().st_mtime - 100,) * 2)  # older than any file
     cache.put("new", bytes(3000))
     assert draft.exists()
     assert cache.get("old") is None
@@ -103,7 +104,7 @@ def test_disk_cache_counts_again_after_its_total_is_damaged(tmp_path: Path) -> N
     (tmp_path / "used").write_bytes(b"abc")  # damaged
     cache.put("b", bytes(1000))
     assert cache.get("a") is not None
-    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * 1020
+    assert int.from_bytes((tmp_path / "used").read_bytes(), "little") == 2 * (HEADER.size + 1000)
 
 
 def test_disk_cache_on_a_full_disk_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def test_disk_cache_on_a_full_disk_stores_nothing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(remote_cache_module.os, "replace", raise_enospc)
     cache.put("a", bytes(1000))
     assert cache.get("a") is None
-    assert files(tmp_path) == []
+    assert cached_files(tmp_path) == []
 
 
 def test_disk_cache_refuses_a_folder_that_cannot_be_created(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     for shard in range(2):
-        span = range(shard * 6, shard * 6 + 6)
-        members = [pair for n in span for pair in ((f"{n}.jpg", jpegs()[n]), (f"{n}.cls", str(LABELS[n]).encode()))]
+        numbers = range(shard * 6, shard * 6 + 6)
+        members = [pair for n in numbers for pair in ((f"{n}.jpg", jpegs()[n]), (f"{n}.cls", str(LABELS[n]).encode()))]
         archive(root / f"t-{shard}.tar", members)
     pixels = np.arange(COUNT * 8 * 9 * 3, dtype=np.uint16).reshape(COUNT, 8, 9, 3)
     np.save(root / "a.npy", pixels)
@@ -49,7 +49,7 @@ def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "m.csv").write_text(
         "path,label\n" + "".join(f"{name},{label}\n" for name, label in zip(names, LABELS, strict=True))
     )
-    images = [{"id": n, "file_name": name[4:], "height": 24, "width": 32} for n, name in enumerate(names)]
+    images = [{"id": n, "file_name": name[len("img/") :], "height": 24, "width": 32} for n, name in enumerate(names)]
     boxes = [{"id": 1, "image_id": 3, "bbox": [1, 2, 10, 12], "category_id": 1, "area": 3, "iscrowd": 0}]
     annotation_file = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
     (root / "c.json").write_text(json.dumps(annotation_file))
@@ -67,7 +67,7 @@ def server(local_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         yield server
 
 
-def plain(sample: Any) -> Any:
+def to_plain_values(sample: Any) -> Any:
     if isinstance(sample, gl.Encoded):
         return sample.data
     if isinstance(sample, gl.Image):
@@ -75,18 +75,18 @@ def plain(sample: Any) -> Any:
     if isinstance(sample, gl.Boxes | np.ndarray):
         return np.asarray(getattr(sample, "array", sample)).tolist()
     if isinstance(sample, dict):
-        return {key: plain(value) for key, value in sample.items()}
-    return tuple(map(plain, sample)) if isinstance(sample, tuple | list) else sample
+        return {key: to_plain_values(value) for key, value in sample.items()}
+    return tuple(map(to_plain_values, sample)) if isinstance(sample, tuple | list) else sample
 
 
 def contents(dataset: Any) -> list[Any]:
-    """Return all samples, in another order if the dataset has indices."""
+    """Return all samples as plain values, in a shuffled order if the dataset has indices."""
     if not hasattr(dataset, "__len__"):
-        return list(map(plain, dataset))
+        return list(map(to_plain_values, dataset))
     order = np.random.default_rng(0).permutation(len(dataset)).tolist()
     if hasattr(dataset, "__getitems__"):
-        return list(map(plain, dataset.__getitems__(order)))
-    return [plain(dataset[number]) for number in order]
+        return list(map(to_plain_values, dataset.__getitems__(order)))
+    return [to_plain_values(dataset[number]) for number in order]
 
 
 DATASETS: dict[str, Callable[..., Any]] = {
@@ -125,7 +125,7 @@ def add_parquet_and_hdf5(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, server: Server, tmp_path: Path) -> None:
+def test_dataset_at_a_url_equals_the_local_dataset(name: str, local_root: Path, server: Server, tmp_path: Path) -> None:
     if name in ("parquet", "hdf5"):
         add_parquet_and_hdf5(local_root)
         server.files |= {file: (local_root / file).read_bytes() for file in ("p.parquet", "h.h5")}
@@ -134,14 +134,12 @@ def test_dataset_at_a_url_equals_the_local_one(name: str, local_root: Path, serv
     dataset = make(server.url)
     assert contents(dataset) == expected
     assert contents(pickle.loads(pickle.dumps(dataset))) == expected
-    datasets = [
-        make(server.url, storage_options=gl.Remote(cache_bytes=1 << 22, cache_folder=tmp_path / "blocks"))
-        for _ in range(2)
-    ]
-    assert contents(datasets[0]) == expected
+    options = {"cache_bytes": 1 << 22, "cache_folder": tmp_path / "blocks"}
+    filling_cache, reading_cache = (make(server.url, storage_options=gl.Remote(**options)) for _ in range(2))
+    assert contents(filling_cache) == expected
     server.requests.clear()
-    assert contents(datasets[1]) == expected
-    assert server.ranges() == []  # all bytes came from the cache
+    assert contents(reading_cache) == expected
+    assert server.ranges() == [], "bytes were requested that are in the cache"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_dataset_at_a_presigned_url_is_recognized_by_its_extension(
     server.files |= {name: (local_root / name).read_bytes() for name in ("p.parquet", "m.parquet")}
     server.files["m.tsv"] = server.files["m.csv"].replace(b",", b"\t")
     dataset = make(f"{server.url}/{name}?X-Amz-Credential=key/2026/s3&X-Amz-Signature=a*b")
-    assert len(dataset) in (COUNT, COUNT // 2)
+    assert len(dataset) in (COUNT, COUNT // 2)  # an archive holds half of the images
     sample = dataset[COUNT // 2 - 1]
     values = sample.values() if isinstance(sample, dict) else sample
     [image] = [value for value in values if isinstance(value, gl.Encoded)]
@@ -208,7 +206,7 @@ def test_parquet_at_a_url_reads_row_group_in_one_request(tmp_path: Path, server:
 
 
 @pytest.mark.processes
-def test_tar_shards_at_a_url_batches_equal_those_of_the_images(server: Server) -> None:
+def test_tar_shards_at_a_url_batches_equal_batches_of_the_images(server: Server) -> None:
     check_loader(gl.TarShards(server.url + "/t-{0..1}.tar", fields=("jpg", "cls")))
 
 
@@ -290,7 +288,7 @@ def test_tar_shards_at_a_url_refuse_a_changed_archive(server: Server) -> None:
         dataset[0]
 
 
-def test_datasets_at_urls_name_what_is_wrong(server: Server, local_root: Path) -> None:
+def test_datasets_at_urls_name_missing_files_and_wrong_options(server: Server, local_root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"the file does not exist: 'http.*/none.tar'"):
         gl.TarShards(server.url + "/none.tar")
     with pytest.raises(FileNotFoundError, match=r"no shards match 'http.*/x-\*.tar'"):
@@ -320,7 +318,7 @@ def test_file_list_and_coco_refuse_paths_outside_a_remote_root(path: str, server
             gl.Coco(server.url + "/img", server.url + "/c.json")
 
 
-def test_read_of_a_large_url_refuses_what_is_not_an_image(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_of_a_large_url_refuses_non_images(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE_BYTES", 1000)
     server.files |= {"large.jpg": b"\xff\xd8\xff" + bytes(5000), "large.bin": bytes(5000)}
     assert gl.read(server.url + "/large.jpg").data == server.files["large.jpg"]
@@ -337,15 +335,15 @@ def test_fsspec_is_not_imported_before_a_url_is_read() -> None:
 def test_client_counts_its_requests(server: Server) -> None:
     remote = gl.Remote()
     dataset = gl.ImageFolder(server.url + "/img", storage_options=remote)
-    before = client(remote).requests
+    requests_before = client(remote).requests
     dataset.__getitems__(range(COUNT))
-    assert client(remote).requests - before == COUNT
+    assert client(remote).requests - requests_before == COUNT
 
 
 @pytest.fixture
 def two_stores(tmp_path: Path, index_cache: Path) -> list[gl.Remote]:
-    """Two folders with files of equal names, sizes and times, but different images. Both are at twin://, and options
-    select one, as with two endpoints of S3."""
+    """Two folders with files of equal names, sizes and times, but different images. Both are at twin://; the options
+    select the folder, like the endpoints of two S3 stores."""
     from fsspec.implementations.dirfs import DirFileSystem
     from fsspec.implementations.local import LocalFileSystem
     from fsspec.registry import register_implementation
@@ -385,33 +383,33 @@ STORES: dict[str, Callable[[gl.Remote], Any]] = {
 
 @pytest.mark.parametrize("kind", STORES)
 def test_caches_of_one_store_are_not_used_for_another(two_stores: list[gl.Remote], kind: str) -> None:
-    first, second = (contents(STORES[kind](store)) for store in two_stores)
-    assert first != second
-    assert [contents(STORES[kind](store)) for store in two_stores] == [first, second]  # from the caches
+    expected = [contents(STORES[kind](store)) for store in two_stores]
+    assert expected[0] != expected[1]
+    assert [contents(STORES[kind](store)) for store in two_stores] == expected  # from the caches
 
 
 def test_cache_of_a_store_is_found_by_an_unpickled_remote(two_stores: list[gl.Remote]) -> None:
     unpickled = pickle.loads(pickle.dumps(two_stores[0]))
     assert digest_of(unpickled) == digest_of(two_stores[0]) != digest_of(two_stores[1])
-    before = contents(STORES["blocks"](two_stores[0]))
+    expected = contents(STORES["blocks"](two_stores[0]))
     path = Path(unpickled.options["path"], "data", "a.npy")
     path.write_bytes(path.read_bytes().replace(b"\0", b"\1"))
     os.utime(path, (1e9, 1e9))
-    assert contents(STORES["blocks"](unpickled)) == before
+    assert contents(STORES["blocks"](unpickled)) == expected
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_PROFILE", "HF_ENDPOINT"])
-def test_digest_of_depends_on_environment_and_fsspecs_settings(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_digest_of_depends_on_environment_and_settings_of_fsspec(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     import fsspec.config
 
     monkeypatch.delenv(name, raising=False)
-    without = digest_of(gl.Remote())
+    unset_digest = digest_of(gl.Remote())
     monkeypatch.setenv(name, "http://one")
-    first = digest_of(gl.Remote())
+    first_digest = digest_of(gl.Remote())
     monkeypatch.setenv(name, "http://other")
-    second = digest_of(gl.Remote())
+    second_digest = digest_of(gl.Remote())
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://one"})
-    assert len({without, first, second, digest_of(gl.Remote())}) == 4
+    assert len({unset_digest, first_digest, second_digest, digest_of(gl.Remote())}) == 4
 
 
 def test_digest_of_distinguishes_options_that_are_objects() -> None:

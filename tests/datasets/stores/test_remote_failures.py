@@ -76,7 +76,7 @@ def test_failure_of_file_not_found_follows_the_status_of_its_cause() -> None:
     assert failure_of(FileNotFoundError("x"), URL, 1).error_type is FileNotFoundError
 
 
-def test_failure_of_other_errors_quotes_them() -> None:
+def test_failure_of_an_unknown_error_quotes_it() -> None:
     failure = failure_of(RuntimeError("line one\nline two"), URL, 1)
     assert (failure.error_type, failure.is_transient) == (OSError, False)
     assert failure.message == "RuntimeError: line one line two"
@@ -104,5 +104,6 @@ def test_wait_s_doubles_unless_the_server_sets_it() -> None:
             self.headers = {"Retry-After": "7"}
 
     delays = [failure_of(Busy(), URL, 1).wait_s(attempt) for attempt in range(1, 6)]
-    assert all(0.5 <= delay / (0.25 * 2**n) <= 1 for n, delay in enumerate(delays))
+    for attempt, delay in enumerate(delays):
+        assert 0.5 <= delay / (0.25 * 2**attempt) <= 1, attempt  # half of the delay is random
     assert 3.5 <= failure_of(BusyFor7Seconds(), URL, 1).wait_s(1) <= 7

@@ -41,7 +41,7 @@ def test_store_opens_at_the_first_sample_and_after_a_fork(monkeypatch: pytest.Mo
     assert numbers.__getitems__([3, -1]) == [(3, 1), (4, 1)]
     assert numbers[0] == (0, 1)
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert [numbers[0], numbers[1]] == [(0, 2), (1, 2)], "a child opens the file again"
+    assert [numbers[0], numbers[1]] == [(0, 2), (1, 2)], "a child must open the file again"
     numbers.close()
     assert numbers[2] == (2, 3)
 
@@ -56,9 +56,9 @@ def test_store_checks_indices_before_opening() -> None:
 
 
 def test_stores_are_joined_by_plus() -> None:
-    both = Numbers() + Numbers()
-    assert (len(both), both[7]) == (10, (2, 1))
-    assert not is_deterministic(both), "the class is not one of gpuload's"
+    joined = Numbers() + Numbers()
+    assert (len(joined), joined[7]) == (10, (2, 1))
+    assert not is_deterministic(joined), "samples of a user's class may be random"
 
 
 def test_import_optional_names_only_the_library_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

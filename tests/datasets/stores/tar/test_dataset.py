@@ -30,8 +30,7 @@ FIELDS = ("jpg", "cls")
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Offset and bytes of each read."""
-    spans: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []  # offset and bytes of each read
     read_at = OpenFile.read_at
     monkeypatch.setattr(OpenFile, "read_at", lambda self, *span: spans.append(span) or read_at(self, *span))
     return spans
@@ -64,7 +63,7 @@ def test_tar_shards_read_only_the_selected_fields(tmp_path: Path, reads: list) -
     path = archive(tmp_path / "x.tar", files)
     dataset = gl.TarShards(path, fields=("x", "jpg"))
     reads.clear()
-    image, x = dataset[0][::-1]
+    x, image = dataset[0]
     assert (image.data, x) == (b"\1" * 9, b"\1" * 7)
     assert [nbytes for _, nbytes in reads] == [9, 7]
 
@@ -73,8 +72,8 @@ def test_tar_shards_getitems_reads_in_the_order_of_the_file(tmp_path: Path, read
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 2, 4), fields="cls")
     reads.clear()
     assert dataset.__getitems__([6, 2, 1, 5, 1, -1]) == [6, 2, 1, 5, 1, 7]
-    first, second = [offset for offset, _ in reads[:3]], [offset for offset, _ in reads[3:]]
-    assert (first, second) == (sorted(first), sorted(second))
+    first_shard, second_shard = [offset for offset, _ in reads[:3]], [offset for offset, _ in reads[3:]]
+    assert (first_shard, second_shard) == (sorted(first_shard), sorted(second_shard))
     assert dataset.__getitems__([]) == []
     assert (uses_getitems(dataset), is_deterministic(dataset), is_iterable(dataset)) == (True, True, False)
 
@@ -105,7 +104,7 @@ def test_lazy_reader_reads_each_sample_on_request(tmp_path: Path, reads: list) -
 
 
 @pytest.mark.processes
-def test_tar_shards_batches_equal_those_of_the_files(tmp_path: Path) -> None:
+def test_tar_shards_batches_equal_batches_of_the_files(tmp_path: Path) -> None:
     files = pictures_in(18)
     dataset = gl.TarShards(shards_of_pictures(tmp_path, 3, 6), fields=FIELDS)
     check_loader(dataset, [files[f"{number:05d}.jpg"] for number in range(18)], range(18))
@@ -178,9 +177,11 @@ def test_shard_of_a_million_samples_takes_few_bytes_and_copies_nothing() -> None
     columns = [np.arange(0, 2 * count + 1, 2), np.arange(count + 1) * 9, np.arange(2 * count) * 40,
                np.full(2 * count, 20_000), np.tile([0, 1], count)]  # fmt: skip
     arrays = [column.astype(np.uint32) for column in columns]
-    arrays[4] = arrays[4].astype(np.uint8)
-    head = HEAD.pack(MAGIC, 1, 1, count, 2 * count, 9 * count, len(names), 4, 4, 4, 4, 1, 0, 0)
-    parts = [head, *(array.tobytes() for array in arrays), b"000000001" * count, names]
+    arrays[4] = arrays[4].astype(np.uint8)  # the fields of the members
+    size, mtime_ns, column_bytes, checksum, skipped_files = 1, 1, (4, 4, 4, 4, 1), 0, 0
+    lengths = (count, 2 * count, 9 * count, len(names))  # samples, members, and bytes of the keys and of the names
+    header = HEAD.pack(MAGIC, size, mtime_ns, *lengths, *column_bytes, checksum, skipped_files)
+    parts = [header, *(array.tobytes() for array in arrays), b"000000001" * count, names]
     table = np.frombuffer(b"".join(part + bytes(-len(part) % 8) for part in parts), np.uint8)
     assert table.nbytes / count < 36
     tracemalloc.start()
@@ -221,10 +222,10 @@ def test_tar_shards_names_with_dots_or_absolute_paths_are_keys_and_open_nothing(
 
 
 def test_tar_shards_without_samples_are_refused(tmp_path: Path) -> None:
-    empty, plain = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
+    empty, path = archive(tmp_path / "empty.tar", {}), archive(tmp_path / "x.tar", {"a.cls": b"1"})
     with pytest.raises(ValueError, match=r"there are no samples in 1 shard\(s\), starting with '.*empty.tar': no file"):
         gl.TarShards(empty)
-    assert len(gl.TarShards([empty, plain, empty])) == 1
+    assert len(gl.TarShards([empty, path, empty])) == 1
 
 
 def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_tar_shards_refuse_a_shard_that_was_changed(tmp_path: Path) -> None:
     os.truncate(path, 1000)
     with pytest.raises(ValueError, match=r"x.tar' returned 0 bytes at offset 1,536, but its index expects 1: the"):
         dataset[1]
-    assert dataset[0] == 1, "the file is open, and its beginning remains"
+    assert dataset[0] == 1, "the beginning of the open file must still be readable"
     os.truncate(path, 600)
     copy = pickle.loads(pickle.dumps(dataset))
     with pytest.raises(ValueError, match=r"it had 10,240 bytes, and now has 600\); create the dataset again"):
@@ -264,20 +265,20 @@ def test_will_need_advises_the_kernel_of_the_selected_fields(tmp_path: Path, mon
     path = archive(tmp_path / "x.tar", {"a.jpg": b"x" * 600, "a.cls": b"1", "a.txt": b"x" * 5000, "b.jpg": b"y" * 10})
     dataset, advised = gl.TarShards(path, fields=("jpg;none", "cls;txt;jpg")), []
     monkeypatch.setattr(
-        os, "posix_fadvise", lambda fd, *how: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *how))
+        os, "posix_fadvise", lambda fd, *advice: advised.append((os.readlink(f"/proc/self/fd/{fd}"), *advice))
     )
     dataset.will_need([1, 0])
-    places = [(begin, nbytes) for _, begin, nbytes, _ in advised]
     data = path.read_bytes()
-    assert data[places[0][0] : sum(places[0])] == b"y" * 10
-    assert data[places[1][0] : sum(places[1])].startswith(b"x" * 600)
-    assert data[: sum(places[1])].endswith(b"1")
-    assert {how for *_, how in advised} == {os.POSIX_FADV_WILLNEED}
+    image_b, fields_of_a = (data[begin : begin + nbytes] for _, begin, nbytes, _ in advised)
+    assert image_b == b"y" * 10
+    assert fields_of_a.startswith(b"x" * 600)
+    assert fields_of_a.endswith(b"1")
+    assert {advice for *_, advice in advised} == {os.POSIX_FADV_WILLNEED}
     advised.clear()
     for mapped, indices in ((False, [0, 1]), (True, [0, 1]), (True, [1]), (True, [1, 0])):
         monkeypatch.setattr(dataset, "_uses_mmap", lambda mapped=mapped: mapped)
         dataset.will_need(indices)
-    assert len(advised) == 5, "the kernel reads ahead in a mapping that is read in order"
+    assert len(advised) == 2 + 0 + 1 + 2, "the kernel itself reads ahead in a mapping that is read in order"
 
 
 def archive_of_json(path: Path, values: list[Any]) -> Path:
@@ -298,9 +299,9 @@ def test_json_fields_batch_as_lists_of_objects(tmp_path: Path, workers: int, fie
     for source in (dataset, gl.Cached(dataset, 1 << 20)):
         batches = gpuload_batches(source, 2, num_workers=workers, transforms=[T.Resize((8, 8))])
         values_of_batches = [batch["json"] if fields is None else batch[1] for batch in batches]
-        assert values_of_batches == [values[at : at + 2] for at in range(0, len(values), 2)]
+        assert values_of_batches == [values[start : start + 2] for start in range(0, len(values), 2)]
         kinds = {type(value) for batch in values_of_batches for value in batch}
-        assert kinds == {dict, list, int, str, type(None)}, "not classes of gpuload"
+        assert kinds == {dict, list, int, str, type(None)}, "values must have Python's types, not gpuload's"
 
 
 @pytest.mark.processes

@@ -52,7 +52,7 @@ def test_mask_fields_are_masks(name: str) -> None:
         ("pth", b"\x80", b"\x80"),
     ],
 )
-def test_other_fields_are_converted_by_extension(name: str, data: bytes, result: object) -> None:
+def test_fields_that_are_not_images_are_converted_by_extension(name: str, data: bytes, result: object) -> None:
     assert build_field(name, data) == result
     assert type(build_field(name, data)) is type(result)
 
@@ -88,7 +88,7 @@ def test_npy_fields_are_writable_arrays(array: np.ndarray, version: tuple[int, i
         ("npy", pickle.dumps([1]), r"is not an array: the magic string is not correct"),
     ],
 )
-def test_fields_refuse_content_of_another_kind(name: str, data: bytes, text: str) -> None:
+def test_fields_refuse_content_that_does_not_match_the_extension(name: str, data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         build_field(name, data)
 
@@ -136,7 +136,7 @@ def test_choose_names_an_absent_field() -> None:
         ((3,), TypeError, "a field must be an extension, such as 'jpg', or 'jpg;png', got 3"),
     ],
 )
-def test_fields_refuses_other_arguments(fields: object, error: type[Exception], text: str) -> None:
+def test_fields_refuses_invalid_arguments(fields: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         Fields(fields, "RGB")
     with pytest.raises(ValueError, match="mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'CMYK'"):
@@ -164,12 +164,12 @@ def test_first_uint8_array_is_the_image_without_an_image_file(files: dict[str, o
     data = {name: field if isinstance(field, bytes) else npy_bytes(field) for name, field in files.items()}
     sample = Fields(None, "RGB").build_sample(data, list(data), "s", "k")
     assert [name for name, field in sample.items() if isinstance(field, Encoded | Image)] == images
-    alone = {name: Fields(name, "RGB").build_sample(data, [name], "s", "k") for name in images}
-    assert all(type(field) is type(sample[name]) for name, field in alone.items())
+    for name in images:
+        assert type(Fields(name, "RGB").build_sample(data, [name], "s", "k")) is type(sample[name]), name
 
 
 def test_first_of_the_selected_arrays_is_the_image() -> None:
     data = {"a.npy": npy_bytes(LEVELS), "b.npy": npy_bytes(LEVELS)}
-    first, second = Fields(("b.npy", "a.npy"), "RGB").build_sample(data, ["b.npy", "a.npy"], "s", "k")
-    np.testing.assert_array_equal(first.hwc, LEVELS)
-    np.testing.assert_array_equal(second, LEVELS)
+    image, array = Fields(("b.npy", "a.npy"), "RGB").build_sample(data, ["b.npy", "a.npy"], "s", "k")
+    np.testing.assert_array_equal(image.hwc, LEVELS)
+    np.testing.assert_array_equal(array, LEVELS)

@@ -40,9 +40,10 @@ def refusal(path: Path, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_members_equal_those_of_tarfile(tmp_path: Path, format: str) -> None:
-    long = "/".join(["folder" * 5] * 4) + "/" + "n" * 60 + ".jpg"  # 185 characters: a prefix, a long name, a record
-    names = ["a.jpg", "ä.jpg", long, "x" * 100, "d/e.f.png", "empty.txt"]
+def test_members_equal_the_members_in_tarfile(tmp_path: Path, format: str) -> None:
+    # 185 characters, which take a prefix in ustar, a long name in gnu, and a record in pax.
+    long_name = "/".join(["folder" * 5] * 4) + "/" + "n" * 60 + ".jpg"
+    names = ["a.jpg", "ä.jpg", long_name, "x" * 100, "d/e.f.png", "empty.txt"]
     if format != "ustar":
         names.append("y" * 300)
     path = archive(tmp_path / "x.tar", [(name, name.encode() * 31) for name in names], format=FORMATS[format])
@@ -52,7 +53,7 @@ def test_members_equal_those_of_tarfile(tmp_path: Path, format: str) -> None:
 
 def test_members_have_sizes_in_base_256_and_in_pax_records(tmp_path: Path) -> None:
     large = header(size=0)
-    large[124:136] = b"\x80" + (700).to_bytes(11, "big")
+    large[124:136] = b"\x80" + (700).to_bytes(11, "big")  # the size, in base 256
     (tmp_path / "large.tar").write_bytes(sealed(large) + bytes(1024 + 1024))
     assert read_members(tmp_path / "large.tar") == [("a.jpg", 512, 700)]
     info = tarfile.TarInfo("b.jpg")
@@ -65,33 +66,33 @@ def test_members_have_sizes_in_base_256_and_in_pax_records(tmp_path: Path) -> No
 
 def test_members_skip_folders(tmp_path: Path) -> None:
     folder = header("d/", 0, tarfile.DIRTYPE)
-    oldest = header("e/", 0, tarfile.AREGTYPE)
-    data = sealed(folder) + sealed(oldest) + sealed(header("d/a.jpg")) + b"abc" + bytes(509)
+    old_format = header("e/", 0, tarfile.AREGTYPE)
+    data = sealed(folder) + sealed(old_format) + sealed(header("d/a.jpg")) + b"abc" + bytes(509)
     (tmp_path / "x.tar").write_bytes(data + bytes(1024))
     assert read_members(tmp_path / "x.tar") == tarfile_members(tmp_path / "x.tar") == [("d/a.jpg", 1536, 3)]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("empty", [1, 2, 20, 10_000])
-def test_members_of_concatenated_archives_follow_each_other(tmp_path: Path, format: str, empty: int) -> None:
-    """This is like ``tar -i``, for any number of empty blocks between the archives."""
-    long = "n" * 130 + ".jpg" if format != "ustar" else "n.jpg"
+@pytest.mark.parametrize("empty_blocks", [1, 2, 20, 10_000])
+def test_members_of_concatenated_archives_follow_each_other(tmp_path: Path, format: str, empty_blocks: int) -> None:
+    """Any number of empty blocks between the archives is skipped, as by ``tar -i``."""
+    long_name = "n" * 130 + ".jpg" if format != "ustar" else "n.jpg"
     parts = [
-        archive(tmp_path / name, [(f"{name}/{long}", name.encode()), (f"{name}.cls", b"1")], format=FORMATS[format])
+        archive(tmp_path / name, {f"{name}/{long_name}": name.encode(), f"{name}.cls": b"1"}, format=FORMATS[format])
         for name in "abc"
     ]
     path = tmp_path / "x.tar"
     members_alone = [part.read_bytes()[: tarfile_members(part)[-1][1] + 512] for part in parts]
-    path.write_bytes(bytes(512 * empty).join(members_alone) + bytes(1024))
+    path.write_bytes(bytes(512 * empty_blocks).join(members_alone) + bytes(1024))
     with tarfile.open(path, ignore_zeros=True) as tar:
         expected = [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
     assert read_members(path) == expected
-    assert [name for name, *_ in expected] == [f"{name}{end}" for name in "abc" for end in (f"/{long}", ".cls")]
+    assert [name for name, *_ in expected] == [f"{name}{end}" for name in "abc" for end in (f"/{long_name}", ".cls")]
 
 
 def test_members_warn_of_bytes_after_the_end(tmp_path: Path) -> None:
     data = archive(tmp_path / "x.tar", {"a.jpg": b"1"}).read_bytes()
-    for trailer, where in (
+    for trailer, offsets in (
         (b"a signature", [10_240]),
         (b"x" * 600, [10_240]),
         (bytes(100), []),
@@ -101,7 +102,7 @@ def test_members_warn_of_bytes_after_the_end(tmp_path: Path) -> None:
         file, warnings = open_file(str(tmp_path / "x.tar")), []
         names = [name for name, *_ in members(file.read_at, "x.tar", file.size, warn=warnings.append)]
         assert names == [b"a.jpg"]
-        assert [int(re.search("at offset ([0-9,]+),", text)[1].replace(",", "")) for text in warnings] == where
+        assert [int(re.search("at offset ([0-9,]+),", text)[1].replace(",", "")) for text in warnings] == offsets
     damaged = bytearray(data)
     damaged[0] ^= 1
     text = r"'x.tar': at offset 10,240 a member's header was expected, but its checksum is wrong"
@@ -127,7 +128,7 @@ def test_members_accept_a_checksum_of_signed_bytes(tmp_path: Path) -> None:
         (tarfile.GNUTYPE_SPARSE, "a sparse file"),
     ],
 )
-def test_members_refuse_links_and_other_kinds(tmp_path: Path, kind: bytes, kind_name: str) -> None:
+def test_members_refuse_links_and_special_files(tmp_path: Path, kind: bytes, kind_name: str) -> None:
     block = sealed(header("d/link.jpg", 0, kind, "/etc/passwd"))
     assert refusal(tmp_path / "x.tar", block + bytes(1024)) == (
         f"'x.tar': the member 'd/link.jpg' at offset 0 is {kind_name}; expected regular files only. Recreate the "
@@ -212,8 +213,8 @@ def test_members_refuse_a_pax_size_that_is_not_a_number(tmp_path: Path, size: by
     [record] = [candidate for n in range(5100) if len(candidate := b"%d" % n + text) == n]
     data = sealed(header("p", len(record), tarfile.XHDTYPE)) + record + bytes(-len(record) % 512 + 1024)
     message = refusal(tmp_path / "x.tar", data)
-    shown = size if len(size) < 40 else size[:40] + b"..."
+    quoted = size if len(size) < 40 else size[:40] + b"..."
     assert message == (
-        f"'x.tar': the pax records at offset 0 give the next member a size of {shown!r}, which is not a number of "
+        f"'x.tar': the pax records at offset 0 give the next member a size of {quoted!r}, which is not a number of "
         "bytes; the archive is damaged, so recreate it"
     )

@@ -23,11 +23,11 @@ def read_samples(shard: Shard) -> dict[str, dict[str, bytes]]:
     data, columns = Path(shard.path).read_bytes(), shard.columns
     samples = {}
     for number in range(shard.samples):
-        span = range(int(columns.first[number]), int(columns.first[number + 1]))
-        begins = [512 * int(columns.blocks[member]) for member in span]
+        members = range(int(columns.first[number]), int(columns.first[number + 1]))
+        begins = [512 * int(columns.blocks[member]) for member in members]
         samples[shard.key(number)] = {
             columns.names[columns.fields[member]]: data[begin : begin + int(columns.sizes[member])]
-            for member, begin in zip(span, begins, strict=True)
+            for member, begin in zip(members, begins, strict=True)
         }
     return samples
 
@@ -68,7 +68,7 @@ def test_build_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = archive(tmp_path / "x.tar", {f"{number}.jpg": bytes(200_000) for number in range(10)})
     reads = []
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: reads.append(nbytes) or pread(fd, nbytes, at))
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, offset: reads.append(nbytes) or pread(fd, nbytes, offset))
     build(str(path))
     assert len(reads) <= 16  # including the blocks that close the archive
     assert max(reads) <= 4096
@@ -77,7 +77,7 @@ def test_build_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_index_of_two_fields_takes_under_13_bytes_and_the_key_per_sample(tmp_path: Path) -> None:
     files = {f"folder/{n:012d}.{field}": bytes(40) for n in range(400) for field in ("jpg", "cls")}
     shard = build(str(archive(tmp_path / "x.tar", files)))
-    assert shard.table.nbytes / shard.samples < 19 + 12 + 1, "the key takes 19"
+    assert shard.table.nbytes / shard.samples < 19 + 13  # a key takes 19 bytes
 
 
 def test_build_indexes_members_of_several_gib(tmp_path: Path) -> None:
@@ -146,16 +146,16 @@ def test_build_refuses_an_archive_that_changes_meanwhile(tmp_path: Path, monkeyp
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1"})
     split_name = index_module.split_name
 
-    def slow(name: bytes) -> object:
+    def touch_and_split(name: bytes) -> object:
         os.utime(path, ns=(1, 1))
         return split_name(name)
 
-    monkeypatch.setattr(index_module, "split_name", slow)
+    monkeypatch.setattr(index_module, "split_name", touch_and_split)
     with pytest.raises(Damage, match="changed while it was being indexed"):
         build(str(path))
 
 
-def test_read_refuses_other_and_damaged_index_files(tmp_path: Path) -> None:
+def test_read_refuses_damaged_index_files_and_other_formats(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"2"})
     table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     file.write_bytes(table)
@@ -167,9 +167,9 @@ def test_read_refuses_other_and_damaged_index_files(tmp_path: Path) -> None:
         file.write_bytes(table[:length])
         with pytest.raises(UnusableIndex, match=r"it is truncated|its header states"):
             read(str(path), str(file), status)
-    for at in range(0, len(table), 5):
+    for offset in range(0, len(table), 5):
         damaged = np.array(table)
-        damaged[at] ^= 1
+        damaged[offset] ^= 1
         file.write_bytes(damaged)
         with pytest.raises(UnusableIndex):
             read(str(path), str(file), status)
@@ -179,7 +179,7 @@ def test_read_refuses_other_and_damaged_index_files(tmp_path: Path) -> None:
 
 
 def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
-    """The pages of a file may be written in another order."""
+    """A crash of the machine may leave such a file, since its pages are written in any order."""
     path = archive(tmp_path / "x.tar", {f"{number:04d}.jpg": b"%d" % number for number in range(600)})
     table, file, status = build(str(path)).table, tmp_path / "index", stamp(str(path))
     words = table.view("<u8")
@@ -196,7 +196,7 @@ def test_read_refuses_an_index_with_swapped_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "values"),
+    ("column", "values"),  # of the columns first, key_ends, blocks, sizes and fields
     [
         (0, [0, 9, 4]),
         (0, [0, 3, 3]),
@@ -215,8 +215,8 @@ def test_read_refuses_an_index_that_points_outside_its_archive(tmp_path: Path, c
     files = {f"{key}.{field}": b"1" for key in "ab" for field in ("jpg", "cls")}
     path, file = archive(tmp_path / "x.tar", files), tmp_path / "index"
     columns = [[0, 2, 4], [0, 1, 2], [1, 3, 5, 7], [1, 1, 1, 1], [0, 1, 0, 1]]
-    for changed_columns, is_valid in ((columns, True), ([*columns[:column], values, *columns[column + 1 :]], False)):
-        table = make_table(stamp(str(path)), [array("Q", column) for column in changed_columns], b"ab", b"jpg\0cls")
+    for table_columns, is_valid in ((columns, True), ([*columns[:column], values, *columns[column + 1 :]], False)):
+        table = make_table(stamp(str(path)), [array("Q", column) for column in table_columns], b"ab", b"jpg\0cls")
         file.write_bytes(table)
         if is_valid:
             assert bytes(table) == bytes(build(str(path)).table)

@@ -38,10 +38,10 @@ def test_open_shards_builds_an_index_once_and_again_for_a_newer_archive(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["x.tar", f"x.tar{SUFFIX}"]
     assert was_built([path, path]) == {"x.tar": False}
     assert was_built([path], rebuild=True) == {"x.tar": True}
-    before = os.stat(path)
+    status = os.stat(path)
     archive(tmp_path / "x.tar", {"b.jpg": b"2"})
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert os.stat(path).st_size == before.st_size
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert os.stat(path).st_size == status.st_size
     assert was_built([path]) == {"x.tar": True}
     assert open_shards([path])[0].key(0) == "b"
 
@@ -91,7 +91,7 @@ def test_open_shards_builds_each_time_if_nothing_is_writable(tmp_path: Path, mon
             assert open_shards([path])[0].samples == 1
 
 
-def test_open_shards_names_all_damaged_shards_and_saves_other_indices(tmp_path: Path) -> None:
+def test_open_shards_names_all_damaged_shards_and_saves_valid_indices(tmp_path: Path) -> None:
     paths = [str(archive(tmp_path / f"{number}.tar", {"a.jpg": bytes(600)})) for number in range(6)]
     for path in paths[1:]:
         os.truncate(path, 700)
@@ -110,7 +110,7 @@ def test_open_shards_with_processes_writes_the_same_files(tmp_path: Path, monkey
     os.truncate(paths[2], 1536)
     with pytest.warns(UserWarning, match="without the empty blocks"):
         open_shards(paths)
-    here = [Path(path + SUFFIX).read_bytes() for path in paths]
+    expected = [Path(path + SUFFIX).read_bytes() for path in paths]
     for path in paths:
         os.remove(path + SUFFIX)
     broken = str(archive(tmp_path / "broken.tar", {}))
@@ -118,7 +118,7 @@ def test_open_shards_with_processes_writes_the_same_files(tmp_path: Path, monkey
     monkeypatch.setattr(shards_module, "MIN_PROCESS_BYTES", 1)
     with pytest.warns(UserWarning, match="without the empty blocks"), pytest.raises(ValueError, match=r"broken\.tar"):
         open_shards([*paths, broken], workers=2)
-    assert [Path(path + SUFFIX).read_bytes() for path in paths] == here
+    assert [Path(path + SUFFIX).read_bytes() for path in paths] == expected
 
 
 def test_warning_about_an_unsaved_index_names_the_file_of_the_caller(

@@ -31,11 +31,11 @@ from gpuload.rng.philox import epoch_key
 FIELDS = ("jpg", "cls")
 
 
-def write_numbers(root: Path, shards: int = 4, each: int = 5) -> str:
+def write_numbers(root: Path, shards: int = 4, samples: int = 5) -> str:
     """Write shards of samples with their number and a field that the tests do not read; return their pattern."""
     for shard in range(shards):
-        span = range(shard * each, (shard + 1) * each)
-        files = {f"{n}.{field}": data for n in span for field, data in (("cls", b"%d" % n), ("bin", bytes(n * 100)))}
+        numbers = range(shard * samples, (shard + 1) * samples)
+        files = {f"{n}.{field}": data for n in numbers for field, data in (("cls", b"%d" % n), ("bin", bytes(n * 100)))}
         archive(root / f"{shard}.tar", files)
     return f"{root}/*.tar"
 
@@ -53,7 +53,7 @@ def load_numbers(
         return (batches, json.loads(json.dumps(loader.state_dict()))) if stop >= 0 else batches
 
 
-def flat(batches: list[list[int]]) -> list[int]:
+def flatten(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
@@ -91,12 +91,12 @@ def test_tar_pass_reads_a_compressed_shard_to_its_end_and_reports_a_wrong_checks
 @pytest.mark.parametrize("buffer", [0, 1, 4, 100])
 def test_tar_stream_shuffles_all_samples_differently_in_each_epoch(tmp_path: Path, buffer: int) -> None:
     shards = write_numbers(tmp_path)
-    epochs = [flat(load_numbers(shards, buffer, epoch=epoch)) for epoch in (0, 1)]
+    epochs = [flatten(load_numbers(shards, buffer, epoch=epoch)) for epoch in (0, 1)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 2
     assert (epochs[0] == epochs[1]) == (buffer == 0)
     assert (epochs[0] == list(range(20))) == (buffer == 0)
-    assert flat(load_numbers(shards, buffer, epoch=1)) == epochs[1]
-    assert (flat(load_numbers(shards, buffer, seed=1)) == epochs[0]) == (buffer == 0)
+    assert flatten(load_numbers(shards, buffer, epoch=1)) == epochs[1]
+    assert (flatten(load_numbers(shards, buffer, seed=1)) == epochs[0]) == (buffer == 0)
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
@@ -109,8 +109,8 @@ def test_tar_stream_resumes_after_any_batch(tmp_path: Path, buffer: int, is_comp
             path.write_bytes(gzip.compress(path.read_bytes(), 1))
     undisturbed = load_numbers(shards, buffer, epoch=3)
     for stop in (0, 1, 3, 7, 9):
-        first, state = load_numbers(shards, buffer, stop=stop, epoch=3)
-        assert first + load_numbers(shards, buffer, state) == undisturbed
+        loaded, state = load_numbers(shards, buffer, stop=stop, epoch=3)
+        assert loaded + load_numbers(shards, buffer, state) == undisturbed
         assert len(json.dumps(state)) < 800
 
 
@@ -119,28 +119,28 @@ def test_tar_stream_resumes_at_its_oldest_sample(tmp_path: Path, monkeypatch: py
     shards = write_numbers(tmp_path, 4, 10)
     _, state = load_numbers(shards, buffer, stop=18)
     opened = []
-    original = TarPass._samples_of
-    monkeypatch.setattr(TarPass, "_samples_of", lambda *args: opened.append(args[1:3]) or original(*args))
+    samples_of = TarPass._samples_of
+    monkeypatch.setattr(TarPass, "_samples_of", lambda *args: opened.append(args[1:3]) or samples_of(*args))
     remaining = load_numbers(shards, buffer, state)
-    assert len(flat(remaining)) == 4
+    assert len(flatten(remaining)) == 40 - 18 * 2
     shard, offset = opened[0]
     assert shard == 3
-    assert (offset > 0) == (buffer == 0), "the oldest sample in the buffer is the first of its shard"
+    assert (offset > 0) == (buffer == 0), "the oldest sample in a buffer must be the first of its shard"
 
 
-def without_torch(worker: int) -> None:
+def check_torch_is_absent(worker: int) -> None:
     assert "torch" not in sys.modules
 
 
 @pytest.mark.processes
 def test_tar_stream_divides_shards_among_workers_and_ranks(tmp_path: Path) -> None:
     shards = write_numbers(tmp_path, 4, 3)
-    options = {"num_workers": 2, "world_size": 2, "worker_init_fn": without_torch}
-    begin, state = load_numbers(shards, 3, rank=0, stop=2, **options)
-    first = begin + load_numbers(shards, 3, state, rank=0, **options)
-    assert len(flat(begin)) == 4
-    second = load_numbers(shards, 3, rank=1, **options)
-    assert sorted(flat(first) + flat(second)) == list(range(12))
+    options = {"num_workers": 2, "world_size": 2, "worker_init_fn": check_torch_is_absent}
+    loaded, state = load_numbers(shards, 3, rank=0, stop=2, **options)
+    rank_0 = loaded + load_numbers(shards, 3, state, rank=0, **options)
+    assert len(flatten(loaded)) == 4
+    rank_1 = load_numbers(shards, 3, rank=1, **options)
+    assert sorted(flatten(rank_0) + flatten(rank_1)) == list(range(12))
 
 
 def test_tar_stream_refuses_more_readers_than_shards(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_tar_stream_refuses_more_readers_than_shards(tmp_path: Path) -> None:
         load_numbers(shards, rank=0, world_size=5, num_workers=0)
 
 
-def test_tar_stream_batches_equal_those_of_tar_shards(tmp_path: Path) -> None:
+def test_tar_stream_batches_equal_batches_of_tar_shards(tmp_path: Path) -> None:
     shards = shards_of_pictures(tmp_path, 2, 4)
     options = {"fields": FIELDS, "stream": True}
     steps = [gl.transforms.RandomResizedCrop(16)]
@@ -170,32 +170,33 @@ def samples_and_errors(stream: object) -> tuple[list, list[str]]:
             messages.append(str(error))
 
 
-@pytest.mark.parametrize("at", [1536 + 200, 1024 + 600, 5000])
-def test_tar_stream_reports_a_truncated_shard_once_and_continues(tmp_path: Path, at: int) -> None:
+# Twice in the data of the member 5.bin, and in the header of 7.cls.
+@pytest.mark.parametrize("nbytes", [1536 + 200, 1024 + 600, 5000])
+def test_tar_stream_reports_a_truncated_shard_once_and_continues(tmp_path: Path, nbytes: int) -> None:
     shards = write_numbers(tmp_path, 3, 5)
-    os.truncate(tmp_path / "1.tar", at)
+    os.truncate(tmp_path / "1.tar", nbytes)
     samples, messages = samples_and_errors(gl.TarShards(shards, stream=True, fields="cls"))
     assert samples[:5] + samples[-5:] == [*range(5), *range(10, 15)]
     [text] = messages
-    assert text.startswith(f"'{tmp_path}/1.tar' is truncated at {at:,} bytes")
+    assert text.startswith(f"'{tmp_path}/1.tar' is truncated at {nbytes:,} bytes")
     with pytest.raises(gl.SampleError, match=r"1.tar' is truncated at"):
         load_numbers(shards, num_workers=0)
     with pytest.warns(RuntimeWarning, match=r"1.tar' is truncated at .* it was skipped"):
         batches = load_numbers(shards, num_workers=0, faults=gl.Faults(on_error="skip", max_error_rate=1))
-    assert flat(batches) == samples
+    assert flatten(batches) == samples
 
 
 def test_tar_stream_continues_with_next_shard_if_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = iter(gl.TarShards(write_numbers(tmp_path), fields="cls", stream=True))
     read_at, interrupts = SequentialReader.read_at, [1]
 
-    def interrupted(file: SequentialReader, offset: int, nbytes: int) -> bytes:
+    def read_or_interrupt(file: SequentialReader, offset: int, nbytes: int) -> bytes:
         if file.path.endswith("1.tar") and interrupts:
             interrupts.clear()
             raise KeyboardInterrupt
         return read_at(file, offset, nbytes)
 
-    monkeypatch.setattr(SequentialReader, "read_at", interrupted)
+    monkeypatch.setattr(SequentialReader, "read_at", read_or_interrupt)
     assert [next(samples) for _ in range(5)] == [*range(5)]
     with pytest.raises(KeyboardInterrupt):
         next(samples)
@@ -212,11 +213,11 @@ def test_tar_stream_does_not_report_damage_again_after_a_resume(tmp_path: Path) 
     iterator = iter(stream)
     with pytest.raises(Damage):
         next(iterator)
-    first = [next(iterator) for _ in range(3)]
+    loaded = [next(iterator) for _ in range(3)]
     state = iterator.state_dict()
     resumed = iter(stream)
     resumed.load_state_dict(state)
-    assert first + list(resumed) == expected
+    assert loaded + list(resumed) == expected
 
 
 def test_tar_stream_reports_bad_samples_and_shards_and_continues(tmp_path: Path) -> None:
@@ -242,37 +243,37 @@ def test_tar_stream_reads_and_resumes_concatenated_archives(tmp_path: Path, is_c
     path = tmp_path / "joined"
     path.write_bytes(b"".join(map(gzip.compress, parts) if is_compressed else parts))
     batches = load_numbers(path)
-    assert flat(batches) == list(range(15))
+    assert flatten(batches) == list(range(15))
     if not is_compressed:
         assert list(gl.TarShards(path, fields="cls")) == list(range(15))
     for stop in range(9):
-        first, state = load_numbers(path, 4, stop=stop)
-        assert first + load_numbers(path, 4, state) == load_numbers(path, 4)
+        loaded, state = load_numbers(path, 4, stop=stop)
+        assert loaded + load_numbers(path, 4, state) == load_numbers(path, 4)
 
 
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("change", "text"),
     [
         (lambda data: data + b"a signature", "has bytes after the end of the archive, at offset 10,240, that are not"),
         (lambda data: data[:1024], "without the empty blocks that close an archive"),
     ],
 )
-def test_tar_stream_warns_of_bytes_after_the_end_and_missing_closing_blocks(tmp_path: Path, make, text: str) -> None:
+def test_tar_stream_warns_of_bytes_after_the_end_and_missing_closing_blocks(tmp_path: Path, change, text: str) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
-    path.write_bytes(make(path.read_bytes()))
+    path.write_bytes(change(path.read_bytes()))
     with pytest.warns(UserWarning, match=text):
         assert list(gl.TarShards(path, stream=True, fields="cls")) == [1]
 
 
-def test_tar_stream_refuses_a_state_of_other_shards_or_another_buffer(tmp_path: Path) -> None:
+def test_tar_stream_refuses_a_state_of_different_shards_or_buffer_size(tmp_path: Path) -> None:
     shards = write_numbers(tmp_path)
     state = iter(gl.TarShards(shards, stream=True)).state_dict()
-    for other, name in (
+    for stream, name in (
         (gl.TarShards(shards, stream=True, shuffle_buffer=3), "shards|shuffle_buffer"),
         (gl.TarShards(tmp_path / "[012].tar", stream=True), "shards"),
     ):
         with pytest.raises(ValueError, match=rf"the state was saved with ({name})="):
-            iter(other).load_state_dict(state)
+            iter(stream).load_state_dict(state)
     state["read"], state["given"] = 100, 1
     with pytest.raises(ValueError, match=r"have fewer samples than the state expects \(20 of 100\)"):
         iter(gl.TarShards(shards, stream=True)).load_state_dict(state)
@@ -293,14 +294,14 @@ def draw_all(buffer: ShuffleBuffer, source: Iterator[int]) -> list[int]:
 def test_shuffle_buffer_permutes_and_is_restored_after_any_draw(capacity: int, count: int, monkeypatch) -> None:
     monkeypatch.setattr(stream_module, "REPLAY_DRAWS", 16)
     make_buffer = lambda: ShuffleBuffer(capacity, epoch_key(1, 2), 1, 3)  # noqa: E731
-    out = draw_all(make_buffer(), iter(range(count)))
-    assert sorted(out) == list(range(count))
-    assert (out == list(range(count))) == (capacity == 1) or count < 5
+    numbers = draw_all(make_buffer(), iter(range(count)))
+    assert sorted(numbers) == list(range(count))
+    assert (numbers == list(range(count))) == (capacity == 1) or count < 5  # a few may stay in order by chance
     for draws in {*range(min(count, 12)), count // 2, *range(max(0, count - 9), count + 1)}:
         read = min(count, capacity + draws - 1) if draws else 0
         buffer = make_buffer()
         buffer.restore(draws, read, draws > 0 and draws + capacity > count + 1)
-        assert draw_all(buffer, iter(range(read, count))) == out[draws:], draws
+        assert draw_all(buffer, iter(range(read, count))) == numbers[draws:], draws
 
 
 def test_shuffle_buffer_and_shard_order_depend_on_share_and_epoch() -> None:
@@ -310,7 +311,7 @@ def test_shuffle_buffer_and_shard_order_depend_on_share_and_epoch() -> None:
     ]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     orders = [shard_order(epoch_key(0, epoch), 20).tolist() for epoch in (0, 1, 2, 1)]
-    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert [sorted(order) for order in orders] == [list(range(20))] * 4
     assert orders[0] != orders[1] != orders[2]
     assert orders[3] == orders[1]
 
@@ -354,7 +355,7 @@ def test_sequential_reader_reports_truncated_and_damaged_data(tmp_path: Path, ki
     path.write_bytes(compressed[:half])
     file = SequentialReader(str(path))
     with pytest.raises(Damage, match=r"x.bin' cannot be read beyond 0 bytes") if kind != "zstd" else nullcontext():
-        assert len(file.read_at(0, 300_000)) < 300_000
+        assert len(file.read_at(0, 300_000)) < 300_000  # zstd returns its first frame
     file.close()
     path.write_bytes(compressed[:half] + bytes(40) + compressed[half + 40 :])
     file = SequentialReader(str(path))
