@@ -1,6 +1,6 @@
 """The chains and datasets whose batches are recorded to the bit.
 
-A case is a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together the cases have all
+A case is a function that makes the arguments of a `gpuload.Loader` from `Samples`. Together, the cases cover all
 transforms, the usual recipes, all kinds of samples, and most options. They use public names only.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bits.samples import DAMAGED, FILES, Samples, Stream, marked
+from bits.samples import DAMAGED, FILES, Samples, Stream, collate_to_lists
 from transforms.specs import SPECS
 
 import gpuload as gl
@@ -26,7 +26,7 @@ __all__ = ["CASES", "RUNS", "Case"]
 RUNS = ("torch", "batched", "kornia", "dali", "fused")
 UNFUSED = tuple(run for run in RUNS if run != "fused")  # kernels take long in Triton's interpreter
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-END = [T.ToDtype("float32", scale=True), NORMALIZE]
+CONVERSIONS = [T.ToDtype("float32", scale=True), NORMALIZE]
 FILL = {gl.Image: (123, 117, 104), gl.Mask: 255}
 CLASSES = 5
 
@@ -38,11 +38,11 @@ class Case:
     Attributes:
         name: the name of the function that makes it.
         make: returns the arguments of a Loader, including ``dataset`` and ``transforms``.
-        runs: the backends, and ``"batched"``: the reference on entire batches.
-        epochs: how many consecutive epochs are run, from `first_epoch`; one if kernels are interpreted.
+        runs: the backends, and ``"batched"``: the reference's runner for entire batches.
+        epochs: how many consecutive epochs are run, from `first_epoch`; only one if kernels are interpreted.
         strides: whether the batches' strides are compared too.
         warns: whether the loader is expected to warn.
-        drive: yields the batches, given `make`'s result; by default, those of a loader that is iterated over.
+        drive: yields the batches, given `make`'s result; by default, a loader is iterated over.
     """
 
     name: str
@@ -59,7 +59,6 @@ CASES: dict[str, Case] = {}
 
 
 def case(**options: Any) -> Callable[[Callable[[Samples], dict[str, Any]]], Callable[[Samples], dict[str, Any]]]:
-    """Register a function as a case."""
 
     def add(make: Callable[[Samples], dict[str, Any]]) -> Callable[[Samples], dict[str, Any]]:
         name = make.__name__
@@ -70,14 +69,14 @@ def case(**options: Any) -> Callable[[Callable[[Samples], dict[str, Any]]], Call
     return add
 
 
-def labelled(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
+def jpegs(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
     """Return options with a dataset of JPEGs and classes, whose last batch is smaller."""
-    return {"dataset": samples.make(samples.labelled, odd=True), "transforms": transforms, **options}
+    return {"dataset": samples.make(samples.labeled_jpeg, odd=True), "transforms": transforms, **options}
 
 
-def pairs(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
+def even_jpegs(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, Any]:
     """Return options with a dataset of an even number of JPEGs and classes."""
-    return {"dataset": samples.make(samples.labelled), "transforms": transforms, **options}
+    return {"dataset": samples.make(samples.labeled_jpeg), "transforms": transforms, **options}
 
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
@@ -85,36 +84,36 @@ def pairs(samples: Samples, transforms: list[Any], **options: Any) -> dict[str, 
 
 @case(epochs=2)
 def classification(samples: Samples) -> dict[str, Any]:
-    chain = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), *END, T.RandomErasing(p=0.7)]
-    return labelled(samples, chain, shuffle=True)
+    chain = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), *CONVERSIONS, T.RandomErasing(p=0.7)]
+    return jpegs(samples, chain, shuffle=True)
 
 
 @case()
 def classification_evaluation(samples: Samples) -> dict[str, Any]:
-    return labelled(samples, [T.Resize(26, interpolation="bicubic"), T.CenterCrop(22), *END])
+    return jpegs(samples, [T.Resize(26, interpolation="bicubic"), T.CenterCrop(22), *CONVERSIONS])
 
 
 @case()
 def randaugment(samples: Samples) -> dict[str, Any]:
-    chain = [T.RandomResizedCrop(24, interpolation="nearest"), T.RandomHorizontalFlip(), T.RandAugment(3), *END]
-    return labelled(samples, chain)
+    chain = [T.RandomResizedCrop(24, interpolation="nearest"), T.RandomHorizontalFlip(), T.RandAugment(3), *CONVERSIONS]
+    return jpegs(samples, chain)
 
 
 @case()
 def trivialaugment(samples: Samples) -> dict[str, Any]:
     chain = [T.RandomVerticalFlip(), T.TrivialAugmentWide(interpolation="bilinear", fill=(9, 8, 7)), T.CenterCrop(20)]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
 def autoaugment(samples: Samples) -> dict[str, Any]:
     policies = [T.AutoAugment("imagenet", "bilinear"), T.AutoAugment("svhn", fill=(1, 2, 3))]
-    return labelled(samples, [T.RandomResizedCrop(24), T.RandomChoice(policies, p=(2, 1)), *END])
+    return jpegs(samples, [T.RandomResizedCrop(24), T.RandomChoice(policies, p=(2, 1)), *CONVERSIONS])
 
 
 @case()
 def augmix(samples: Samples) -> dict[str, Any]:
-    return labelled(samples, [T.RandomResizedCrop(20), T.AugMix(), *END])
+    return jpegs(samples, [T.RandomResizedCrop(20), T.AugMix(), *CONVERSIONS])
 
 
 @case()
@@ -126,20 +125,20 @@ def timm(samples: Samples) -> dict[str, Any]:
         NORMALIZE,
         T.RandomErasing(0.7, mode="pixel", max_count=3),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
 def timm_strings(samples: Samples) -> dict[str, Any]:
     strings = ("rand-n3-m7-p1", "rand-n2-p1-mstdinf-t3aw", "rand-n2-m5-tweights")
     chain = [T.RandomCropOrPad(24), T.RandomChoice([T.TimmRandAugment(string) for string in strings])]
-    return pairs(samples, chain)
+    return even_jpegs(samples, chain)
 
 
 @case()
 def timm_policies(samples: Samples) -> dict[str, Any]:
     policies = [T.TimmAutoAugment("original-mstd0.5"), T.TimmAutoAugment("3a"), T.TimmAugMix("augmix-m5-w4-d2")]
-    return pairs(samples, [T.RandomCropOrPad(24), T.RandomChoice(policies)])
+    return even_jpegs(samples, [T.RandomCropOrPad(24), T.RandomChoice(policies)])
 
 
 class Inverted(T.Custom):
@@ -158,8 +157,8 @@ class Inverted(T.Custom):
 
 @case()
 def own(samples: Samples) -> dict[str, Any]:
-    chain = [T.RandomResizedCrop(24), Inverted(), T.Lambda(_doubled), T.RandomHorizontalFlip(), *END]
-    return labelled(samples, chain)
+    chain = [T.RandomResizedCrop(24), Inverted(), T.Lambda(_doubled), T.RandomHorizontalFlip(), *CONVERSIONS]
+    return jpegs(samples, chain)
 
 
 def _doubled(images: Any) -> Any:
@@ -169,30 +168,32 @@ def _doubled(images: Any) -> Any:
 @case()
 def compressed(samples: Samples) -> dict[str, Any]:
     chain = [T.RandomResizedCrop(24, interpolation="lanczos"), T.JPEG((20, 80)), T.GaussianNoise(clip=False)]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case(runs=UNFUSED)
 def elastic(samples: Samples) -> dict[str, Any]:
     chain = [T.Resize((30, 26), "bicubic", antialias=False), T.ElasticTransform((60.0, 90.0), 2.0), NORMALIZE]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
 def timm_keep_ratio(samples: Samples) -> dict[str, Any]:
+    scale = {"random_scale_prob": 0.8, "random_scale_range": (0.8, 1.2), "random_scale_area": True}
+    aspect = {"random_aspect_prob": 0.8, "random_aspect_range": (0.7, 1.5)}
     chain = [
         T.TrimBorder(2),
-        T.ResizeKeepRatio(24, 0.5, "random", 0.8, (0.8, 1.2), True, 0.8, (0.7, 1.5)),
+        T.ResizeKeepRatio(24, longest=0.5, interpolation="random", **scale, **aspect),
         T.RandomCropOrPad((22, 26), padding_mode="reflect"),
-        *END,
+        *CONVERSIONS,
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case(runs=UNFUSED)
 def timm_evaluation(samples: Samples) -> dict[str, Any]:
     chain = [T.ResizeKeepRatio(26, 1, "bicubic"), T.CenterCropOrPad(24, fill=(1, 2, 3)), NORMALIZE]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case(epochs=2)
@@ -201,7 +202,7 @@ def cifar(samples: Samples) -> dict[str, Any]:
         T.RandomCrop(32, padding=4, padding_mode="reflect"),
         T.RandomHorizontalFlip(),
         T.AutoAugment("cifar10"),
-        *END,
+        *CONVERSIONS,
         T.RandomErasing(0.5, scale=(0.05, 0.3), value=(0.1, 0.2, 0.3)),
     ]
     dataset = samples.make(lambda number: (samples.array(number, size=(32, 32)), np.int64(number)))
@@ -217,23 +218,23 @@ def simclr(samples: Samples) -> dict[str, Any]:
         T.RandomGrayscale(p=0.2),
         T.RandomApply([T.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.5),
     ]
-    return labelled(samples, [T.MultiView([view, view]), *END])
+    return jpegs(samples, [T.MultiView([view, view]), *CONVERSIONS])
 
 
 @case(runs=UNFUSED)
 def dino(samples: Samples) -> dict[str, Any]:
-    def view(size: int, scale: tuple[float, float], blur: float, solarize: float) -> list[Any]:
+    def view(size: int, scale: tuple[float, float], blur_p: float, solarize_p: float) -> list[Any]:
         return [
             T.RandomResizedCrop(size, scale=scale, interpolation="bicubic"),
             T.RandomHorizontalFlip(),
             T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
-            T.RandomApply([T.GaussianBlur(5)], p=blur),
-            T.RandomSolarize(128, p=solarize),
+            T.RandomApply([T.GaussianBlur(5)], p=blur_p),
+            T.RandomSolarize(128, p=solarize_p),
         ]
 
-    wide, local = (22, (0.4, 1.0)), (12, (0.05, 0.4))
-    views = [view(*wide, 1, 0), view(*wide, 0.1, 0.5), *[view(*local, 0.5, 0)] * 2]
-    return labelled(samples, [T.MultiView(views), *END])
+    global_crop, local_crop = (22, (0.4, 1.0)), (12, (0.05, 0.4))
+    views = [view(*global_crop, 1, 0), view(*global_crop, 0.1, 0.5), *[view(*local_crop, 0.5, 0)] * 2]
+    return jpegs(samples, [T.MultiView(views), *CONVERSIONS])
 
 
 # -- masks, boxes and keypoints ---------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ def detection(samples: Samples) -> dict[str, Any]:
         T.ConvertBoundingBoxFormat("XYXY"),
         T.SanitizeBoundingBoxes(),
     ]
-    dataset = samples.make(partial(samples.scene, form="cxcywh"), odd=True)
+    dataset = samples.make(partial(samples.scene, box_format="cxcywh"), odd=True)
     return {"dataset": dataset, "transforms": chain, "ragged": "list"}
 
 
@@ -268,9 +269,9 @@ def detection_jitter(samples: Samples) -> dict[str, Any]:
         T.RandomCrop(28, pad_if_needed=True, fill=FILL),
         T.RandomVerticalFlip(),
         T.SanitizeBoundingBoxes(min_size=3, labels_getter=_instances),
-        *END,
+        *CONVERSIONS,
     ]
-    dataset = samples.make(partial(samples.scene, form="xywh", points=True))
+    dataset = samples.make(partial(samples.scene, box_format="xywh", points=True))
     return {"dataset": dataset, "transforms": chain}
 
 
@@ -337,10 +338,14 @@ def targets_in_branches(samples: Samples) -> dict[str, Any]:
         boxes = gl.Boxes(samples.boxes(number, "xywh", np.int64), "xywh")
         return gl.Encoded(samples.png(number)), gl.Mask(samples.masks(number, 1)[0]), boxes
 
-    moves = [T.RandomHorizontalFlip(1), T.RandomRotation((5, 40), "bilinear", fill=FILL), T.RandomVerticalFlip(1)]
+    flips_and_rotation = [
+        T.RandomHorizontalFlip(1),
+        T.RandomRotation((5, 40), "bilinear", fill=FILL),
+        T.RandomVerticalFlip(1),
+    ]
     chain = [
-        T.RandomApply([T.RandomOrder(moves)], 0.7),
-        T.MultiView([[T.Resize((18, 22)), T.RandomChoice(moves)], T.RandomResizedCrop(16)]),
+        T.RandomApply([T.RandomOrder(flips_and_rotation)], 0.7),
+        T.MultiView([[T.Resize((18, 22)), T.RandomChoice(flips_and_rotation)], T.RandomResizedCrop(16)]),
     ]
     return {"dataset": samples.make(sample, odd=True), "transforms": chain}
 
@@ -350,35 +355,33 @@ def targets_in_branches(samples: Samples) -> dict[str, Any]:
 
 @case(epochs=2)
 def mixup(samples: Samples) -> dict[str, Any]:
-    chain = [T.RandomResizedCrop(20), *END, T.MixUp(alpha=0.4, num_classes=CLASSES)]
-    return pairs(samples, chain, shuffle=True)
+    chain = [T.RandomResizedCrop(20), *CONVERSIONS, T.MixUp(alpha=0.4, num_classes=CLASSES)]
+    return even_jpegs(samples, chain, shuffle=True)
 
 
 @case()
 def cutmix(samples: Samples) -> dict[str, Any]:
     chain = [T.Resize((20, 24)), T.ToDtype("float32", scale=True), T.CutMix(num_classes=CLASSES)]
-    return pairs(samples, chain)
+    return even_jpegs(samples, chain)
 
 
 @case(epochs=2)
 def mixup_or_cutmix(samples: Samples) -> dict[str, Any]:
     mixing = T.RandomChoice([T.MixUp(alpha=0.8, num_classes=CLASSES), T.CutMix(num_classes=CLASSES)])
     chain = [T.CenterCropOrPad(22), NORMALIZE, T.RandomErasing(value="random"), T.RandomHorizontalFlip(), mixing]
-    return pairs(samples, chain, drop_last=True, dtype="float16")
+    return even_jpegs(samples, chain, drop_last=True, dtype="float16")
 
 
 @case()
 def nested(samples: Samples) -> dict[str, Any]:
-    colour = T.RandomApply([T.ColorJitter(0.5), T.RandomInvert(0.5)], 0.6)
+    color = T.RandomApply([T.ColorJitter(0.5), T.RandomInvert(0.5)], 0.6)
     chain = [
         T.Compose([T.RandomResizedCrop(30), T.Identity()]),
-        T.RandomChoice([T.RandomCrop(20), T.Compose([colour, T.CenterCrop(20)]), T.Resize((20, 20))], p=(1, 2, 1)),
-        T.RandomOrder(
-            [T.RandomHorizontalFlip(0.5), colour, T.RandomApply([T.RandomOrder([T.GaussianBlur(3), colour])])]
-        ),
+        T.RandomChoice([T.RandomCrop(20), T.Compose([color, T.CenterCrop(20)]), T.Resize((20, 20))], p=(1, 2, 1)),
+        T.RandomOrder([T.RandomHorizontalFlip(0.5), color, T.RandomApply([T.RandomOrder([T.GaussianBlur(3), color])])]),
         NORMALIZE,
     ]
-    return pairs(samples, chain)
+    return even_jpegs(samples, chain)
 
 
 @case()
@@ -392,7 +395,7 @@ def erasing_of_levels(samples: Samples) -> dict[str, Any]:
         T.RandomErasing(0.8, value=0.25),
         T.ColorJitter(0.4),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
@@ -405,7 +408,7 @@ def erasing_of_finished_images(samples: Samples) -> dict[str, Any]:
         T.RandomErasing(0.7, value=(0.5, -1, 2)),
         T.RandomVerticalFlip(),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 # -- other transforms -----------------------------------------------------------------------------------------------
@@ -419,7 +422,7 @@ def colours(samples: Samples) -> dict[str, Any]:
         T.RandomGrayscale(0.3),
         T.RandomPhotometricDistort(p=0.7),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
@@ -433,7 +436,7 @@ def tones(samples: Samples) -> dict[str, Any]:
         T.RandomEqualize(0.4),
         T.RandomPosterize(3, 0.4),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
@@ -447,7 +450,7 @@ def mosaics(samples: Samples) -> dict[str, Any]:
         T.CenterCropOrPad(36),
         T.ColorJitter(0.3),
         T.SanitizeBoundingBoxes(min_size=2),
-        *END,
+        *CONVERSIONS,
     ]
     return {"dataset": dataset, "transforms": chain}
 
@@ -473,14 +476,14 @@ def frames_of_clips(samples: Samples) -> dict[str, Any]:
 @case()
 def pasted_instances(samples: Samples) -> dict[str, Any]:
     """Paste instances of images of different sizes, and combine the images as mosaics."""
-    dataset = samples.make(partial(samples.scene, form="cxcywh", masks=True), odd=True) * 3
+    dataset = samples.make(partial(samples.scene, box_format="cxcywh", masks=True), odd=True) * 3
     chain = [T.CopyPaste(0.8), T.Mosaic(60), T.RandomResizedCrop(28), T.RandomVerticalFlip()]
     return {"dataset": dataset, "transforms": chain, "shuffle": True}
 
 
 @case()
 def channels(samples: Samples) -> dict[str, Any]:
-    return labelled(samples, [T.CenterCropOrPad(24), T.RandomChannelPermutation()])
+    return jpegs(samples, [T.CenterCropOrPad(24), T.RandomChannelPermutation()])
 
 
 @case()
@@ -494,24 +497,25 @@ def colours_of_floats(samples: Samples) -> dict[str, Any]:
         T.GaussianBlur((3, 5)),
         NORMALIZE,
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
 def blur_and_noise(samples: Samples) -> dict[str, Any]:
     chain = [T.RandomCropOrPad((20, 26), fill=77), T.GaussianBlur((5, 3), (0.3, 2.5)), T.GaussianNoise(0.05, 0.1)]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
 def warps(samples: Samples) -> dict[str, Any]:
+    shear = (-20, 20, -5, 5)
     chain = [
-        T.RandomAffine((-30, 60), (0.2, 0.1), (0.6, 1.4), (-20, 20, -5, 5), "bicubic", (10, 20, 30), (12.5, 9)),
+        T.RandomAffine((-30, 60), (0.2, 0.1), (0.6, 1.4), shear, "bicubic", fill=(10, 20, 30), center=(12.5, 9)),
         T.RandomPerspective(0.6, 0.8, "nearest", 5),
         T.RandomRotation(45, "bilinear", center=(3, 4), fill=99),
         T.CenterCropOrPad(22),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 @case()
@@ -534,7 +538,7 @@ def quarter_turns(samples: Samples) -> dict[str, Any]:
 @case()
 def expanding_rotation(samples: Samples) -> dict[str, Any]:
     chain = [T.Resize(16, max_size=24), T.RandomRotation((-90, 90), "bicubic", expand=True, fill=(1, 2, 3)), NORMALIZE]
-    return labelled(samples, chain, ragged="list")
+    return jpegs(samples, chain, ragged="list")
 
 
 @case()
@@ -568,7 +572,7 @@ def resizings(samples: Samples) -> dict[str, Any]:
         T.ScaleJitter((26, 20), (0.5, 1.5), "bicubic"),
         T.RandomResizedCrop((19, 23), (0.2, 1), (0.5, 2)),
     ]
-    return labelled(samples, chain)
+    return jpegs(samples, chain)
 
 
 # -- kinds of images and batches --------------------------------------------------------------------------------------
@@ -587,18 +591,13 @@ def grey(samples: Samples) -> dict[str, Any]:
 @case()
 def to_grey(samples: Samples) -> dict[str, Any]:
     chain = [T.RandomResizedCrop(20), T.Grayscale(), T.RandAugment(1), T.Normalize((0.5,), (0.25,))]
-    return labelled(samples, chain, dtype=torch.bfloat16)
+    return jpegs(samples, chain, dtype=torch.bfloat16)
 
 
 @case()
 def four_channels(samples: Samples) -> dict[str, Any]:
     dataset = samples.make(lambda number: gl.Encoded(samples.png(number, "RGBA"), mode="RGBA"), odd=True)
-    chain = [
-        T.RandomResizedCrop((18, 22)),
-        T.RandomHorizontalFlip(),
-        T.Pad(1, 5),
-        T.ToDtype("float32", scale=True),
-    ]
+    chain = [T.RandomResizedCrop((18, 22)), T.RandomHorizontalFlip(), T.Pad(1, 5), T.ToDtype("float32", scale=True)]
     return {"dataset": dataset, "transforms": chain}
 
 
@@ -607,10 +606,13 @@ def several_images(samples: Samples) -> dict[str, Any]:
     """Use several images per sample, with different channels, sizes and formats."""
 
     def sample(number: int) -> dict[str, Any]:
-        other = (number + 1) % samples.count
+        next_number = (number + 1) % samples.count
         return {
             "photo": gl.Encoded(samples.jpeg(number)),
-            "more": [gl.Encoded(samples.png(other, "L"), mode="unchanged"), gl.Encoded(samples.png(other, "RGBA"))],
+            "more": [
+                gl.Encoded(samples.png(next_number, "L"), mode="unchanged"),
+                gl.Encoded(samples.png(next_number, "RGBA")),
+            ],
             "planes": gl.Image(samples.array(number).transpose(2, 0, 1), layout="CHW"),
             "grey": gl.Image(samples.array(number, 1)[:, :, 0]),
             "label": number,
@@ -641,38 +643,38 @@ def draws_for_each_image(samples: Samples) -> dict[str, Any]:
 
 @case()
 def ragged_list(samples: Samples) -> dict[str, Any]:
-    return labelled(samples, [T.RandomShortestSize((15, 20)), T.ColorJitter(0.3), NORMALIZE], ragged="list")
+    return jpegs(samples, [T.RandomShortestSize((15, 20)), T.ColorJitter(0.3), NORMALIZE], ragged="list")
 
 
 @case(runs=UNFUSED)
 def ragged_pad(samples: Samples) -> dict[str, Any]:
-    return labelled(samples, [T.RandomResize(14, 22), T.RandomHorizontalFlip(), NORMALIZE], ragged="pad")
+    return jpegs(samples, [T.RandomResize(14, 22), T.RandomHorizontalFlip(), NORMALIZE], ragged="pad")
 
 
 @case(strides=True)
 def channels_last(samples: Samples) -> dict[str, Any]:
-    chain = [T.RandomResizedCrop(20), T.RandomHorizontalFlip(), *END, T.RandomErasing(value="random")]
-    return labelled(samples, chain, memory_format="channels_last", dtype="float16")
+    chain = [T.RandomResizedCrop(20), T.RandomHorizontalFlip(), *CONVERSIONS, T.RandomErasing(value="random")]
+    return jpegs(samples, chain, memory_format="channels_last", dtype="float16")
 
 
 @case(strides=True)
 def levels_channels_last(samples: Samples) -> dict[str, Any]:
     chain = [T.RandomCropOrPad(24), T.RandomGrayscale(0.5), T.RandomAffine(20)]
-    return labelled(samples, chain, memory_format=torch.channels_last, decode=gl.Decode(exif=True))
+    return jpegs(samples, chain, memory_format=torch.channels_last, decode=gl.Decode(exif=True))
 
 
 # -- loading, which does not depend on the backend --------------------------------------------------------
 
 CROP = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), NORMALIZE]
-LOADING = ("torch",)
+TORCH_ONLY = ("torch",)
 
 
-@case(runs=LOADING, epochs=2)
+@case(runs=TORCH_ONLY, epochs=2)
 def user_collation(samples: Samples) -> dict[str, Any]:
-    return labelled(samples, [T.RandomShortestSize((15, 20))], collate_fn=marked, num_workers=2)
+    return jpegs(samples, [T.RandomShortestSize((15, 20))], collate_fn=collate_to_lists, num_workers=2)
 
 
-@case(runs=LOADING, warns=True)  # about boxes that are not transformed
+@case(runs=TORCH_ONLY, warns=True)  # about boxes that are not transformed
 def padded_collation(samples: Samples) -> dict[str, Any]:
     dataset = samples.make(
         lambda number: {
@@ -685,7 +687,7 @@ def padded_collation(samples: Samples) -> dict[str, Any]:
     return {"dataset": dataset, "transforms": [T.RandomResize(12, 20), NORMALIZE], "collate_fn": collate}
 
 
-@case(runs=LOADING)
+@case(runs=TORCH_ONLY)
 def single_samples(samples: Samples) -> dict[str, Any]:
     def sample(number: int) -> dict[str, Any]:
         return {
@@ -694,69 +696,69 @@ def single_samples(samples: Samples) -> dict[str, Any]:
             "name": str(number),
         }
 
-    return {"dataset": samples.make(sample), "transforms": [T.RandomResize(14, 20), *END], "batch_size": None}
+    return {"dataset": samples.make(sample), "transforms": [T.RandomResize(14, 20), *CONVERSIONS], "batch_size": None}
 
 
-@case(runs=LOADING, epochs=2)
+@case(runs=TORCH_ONLY, epochs=2)
 def blocks(samples: Samples) -> dict[str, Any]:
     """Load arrays, strings and numbers together with images in workers."""
 
     def sample(number: int) -> Any:
         rng = np.random.default_rng(number)
-        plain = {
+        arrays = {
             "vector": rng.integers(0, 99, 7),
             "half": rng.integers(0, 99, (2, 3)).astype(np.float16),
             "scalar": np.float64(number / 7),
         }
-        return gl.Encoded(samples.jpeg(number)), plain, f"name {number}", number, number / 3, number % 2 == 0
+        return gl.Encoded(samples.jpeg(number)), arrays, f"name {number}", number, number / 3, number % 2 == 0
 
     return {"dataset": samples.make(sample, odd=True), "transforms": CROP, "shuffle": True, "num_workers": 2}
 
 
-@case(runs=LOADING)
+@case(runs=TORCH_ONLY)
 def arrays_alone(samples: Samples) -> dict[str, Any]:
     """Load arrays and tensors without images, some of them long."""
 
     def sample(number: int) -> Any:
-        long = np.random.default_rng(number).integers(0, 9, (300, 300))
-        brain = torch.full((2, 2), number / 3, dtype=torch.bfloat16)
-        return long, {"text": "x" * number, "tensor": torch.arange(4) * number, "brain": brain}
+        large_array = np.random.default_rng(number).integers(0, 9, (300, 300))
+        bfloat16 = torch.full((2, 2), number / 3, dtype=torch.bfloat16)
+        return large_array, {"text": "x" * number, "tensor": torch.arange(4) * number, "brain": bfloat16}
 
     return {"dataset": samples.make(sample, odd=True), "transforms": [], "shuffle": True}
 
 
-@case(runs=LOADING, epochs=2, warns=True)
+@case(runs=TORCH_ONLY, epochs=2, warns=True)
 def skipped(samples: Samples) -> dict[str, Any]:
-    options = pairs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
+    options = even_jpegs(samples, CROP, on_error="skip", num_workers=2, info=True, shuffle=True)
     options["dataset"][3] = gl.Encoded(DAMAGED), 3
     return options
 
 
-@case(runs=LOADING, epochs=2, warns=True)
+@case(runs=TORCH_ONLY, epochs=2, warns=True)
 def replaced(samples: Samples) -> dict[str, Any]:
-    options = pairs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
+    options = even_jpegs(samples, CROP, faults=gl.Faults(on_error="replace"), info=True, shuffle=True)
     options["dataset"][5] = gl.Encoded(DAMAGED), 5
     return options
 
 
-@case(runs=LOADING)
+@case(runs=TORCH_ONLY)
 def stream(samples: Samples) -> dict[str, Any]:
-    return {"dataset": Stream(samples.make(samples.labelled)), "transforms": CROP, "info": True}
+    return {"dataset": Stream(samples.make(samples.labeled_jpeg)), "transforms": CROP, "info": True}
 
 
-@case(runs=LOADING)
+@case(runs=TORCH_ONLY)
 def streams_of_workers(samples: Samples) -> dict[str, Any]:
     mixing = [*CROP, T.MixUp(num_classes=CLASSES)]
-    return {"dataset": Stream(samples.make(samples.labelled)), "transforms": mixing, "info": True, "num_workers": 2}
+    return {"dataset": Stream(samples.make(samples.labeled_jpeg)), "transforms": mixing, "info": True, "num_workers": 2}
 
 
-@case(runs=LOADING)
+@case(runs=TORCH_ONLY)
 def own_orders(samples: Samples) -> dict[str, Any]:
     """Use a batch sampler with batches of different sizes and repeated keys."""
-    return pairs(samples, CROP, batch_sampler=[[6, 1], [0, 0, 4, 2, 7], [3]], batch_size=1, info=True)
+    return even_jpegs(samples, CROP, batch_sampler=[[6, 1], [0, 0, 4, 2, 7], [3]], batch_size=1, info=True)
 
 
-def of_ranks(options: dict[str, Any]) -> Iterator[Any]:
+def batches_of_ranks(options: dict[str, Any]) -> Iterator[Any]:
     """Yield the number of batches and the batches of each of two ranks."""
     for rank in range(2):
         with gl.Loader(**options, rank=rank, world_size=2) as loader:
@@ -765,23 +767,23 @@ def of_ranks(options: dict[str, Any]) -> Iterator[Any]:
             yield from loader
 
 
-@case(runs=LOADING, drive=of_ranks)
+@case(runs=TORCH_ONLY, drive=batches_of_ranks)
 def ranks(samples: Samples) -> dict[str, Any]:
-    """Share samples among ranks of different lengths, each sample once."""
-    return labelled(samples, CROP, uneven="exact", info=True, shuffle=True, batch_size=2)
+    """Divide the samples among ranks of different lengths, so that each sample is loaded once."""
+    return jpegs(samples, CROP, uneven="exact", info=True, shuffle=True, batch_size=2)
 
 
-@case(runs=LOADING, drive=of_ranks)
+@case(runs=TORCH_ONLY, drive=batches_of_ranks)
 def repeats(samples: Samples) -> dict[str, Any]:
-    return pairs(samples, CROP, repeats=3, shuffle=True, info=True, batch_size=3)
+    return even_jpegs(samples, CROP, repeats=3, shuffle=True, info=True, batch_size=3)
 
 
-@case(runs=LOADING, epochs=2, first_epoch=3)
+@case(runs=TORCH_ONLY, epochs=2, first_epoch=3)
 def weights(samples: Samples) -> dict[str, Any]:
-    return pairs(samples, CROP, weights=np.arange(1, samples.count + 1), sampler=None, info=True, batch_size=3)
+    return even_jpegs(samples, CROP, weights=np.arange(1, samples.count + 1), sampler=None, info=True, batch_size=3)
 
 
-def resumed(options: dict[str, Any]) -> Iterator[Any]:
+def resumed_batches(options: dict[str, Any]) -> Iterator[Any]:
     """Yield one batch of a loader, and the remaining batches from a second loader that resumes from its state."""
     with gl.Loader(**options) as loader:
         yield next(iter(loader))
@@ -792,12 +794,12 @@ def resumed(options: dict[str, Any]) -> Iterator[Any]:
         yield from loader
 
 
-@case(runs=LOADING, drive=resumed)
+@case(runs=TORCH_ONLY, drive=resumed_batches)
 def resumption(samples: Samples) -> dict[str, Any]:
-    return pairs(samples, [*CROP, T.CutMix(num_classes=CLASSES)], sampler=[5, 2, 7, 0, 1, 6, 3, 4], info=True)
+    return even_jpegs(samples, [*CROP, T.CutMix(num_classes=CLASSES)], sampler=[5, 2, 7, 0, 1, 6, 3, 4], info=True)
 
 
-def of_files(options: dict[str, Any]) -> Iterator[Any]:
+def batches_of_files(options: dict[str, Any]) -> Iterator[Any]:
     """Yield the batches of an `ImageFolder` and of `ImageFiles`, made from files in folders of classes."""
     with tempfile.TemporaryDirectory() as root:
         for number, path in enumerate(sorted(FILES.glob("?.jpg"))):
@@ -812,7 +814,7 @@ def of_files(options: dict[str, Any]) -> Iterator[Any]:
             yield from loader
 
 
-@case(runs=LOADING, drive=of_files)
+@case(runs=TORCH_ONLY, drive=batches_of_files)
 def files(samples: Samples) -> dict[str, Any]:
     return {"transforms": CROP, "shuffle": True, "num_workers": 1, "decode": gl.Decode(exif=True)}
 
@@ -824,9 +826,9 @@ class Noise(torch.nn.Module):
         return batch + torch.randint(-3, 4, batch.shape) / 8
 
 
-@case(runs=LOADING, epochs=2)
+@case(runs=TORCH_ONLY, epochs=2)
 def module(samples: Samples) -> dict[str, Any]:
-    return pairs(samples, [*CROP, Noise()], shuffle=True)
+    return even_jpegs(samples, [*CROP, Noise()], shuffle=True)
 
 
 @case(runs=("torch", "batched"))
@@ -857,11 +859,11 @@ def clips(samples: Samples) -> dict[str, Any]:
             "masks": gl.Mask(frames[..., 0]),
         }
 
-    return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *END], "batch_size": 4}
+    return {"dataset": samples.make(make), "transforms": [*CROP[:2], T.ColorJitter(0.4), *CONVERSIONS], "batch_size": 4}
 
 
-# Each transform in none of the chains above gets a case.
-ABOVE = Path(__file__).read_text()
+# Each transform that no chain above contains gets a case of its own.
+CODE_ABOVE = Path(__file__).read_text()
 for name, spec in SPECS.items():
-    if spec.code and f"T.{name}(" not in ABOVE:
-        CASES[name] = Case(name, partial(labelled, transforms=[eval(spec.code), T.CenterCropOrPad(24)]))
+    if spec.code and f"T.{name}(" not in CODE_ABOVE:
+        CASES[name] = Case(name, partial(jpegs, transforms=[eval(spec.code), T.CenterCropOrPad(24)]))

@@ -33,7 +33,10 @@ from gpuload.ring.columns import ImageColumn
 from gpuload.stage import RaggedImages, compile_stage
 from gpuload.stage.masks import MaskStage
 
-__all__ = ["INPUTS", "RECORDED", "decoders_differ", "difference", "environment", "hash_of", "input_hashes", "recorded"]
+__all__ = [
+    "INPUTS", "RECORDED", "batch_hash", "decoders_differ", "environment", "environment_difference", "input_hashes",
+    "recorded",
+]  # fmt: skip
 
 INPUTS = ("order", "regions", "draws")
 RECORDED = Path(__file__).parent / "recorded.json"
@@ -47,9 +50,9 @@ PACKAGES = {
     "dali": ("nvidia-dali-cuda120", "nvidia-dali-cuda130"),
     "triton": ("triton",),
 }
-ALL = ("python", "machine", "cpu", "numpy", "torch", "pillow", "simplejpeg", "nvimgcodec")
+COMMON_PARTS = ("python", "machine", "cpu", "numpy", "torch", "pillow", "simplejpeg", "nvimgcodec")
 DECODERS = ("pillow", "simplejpeg", "nvimgcodec")
-OF_BACKENDS = {"kornia": ("kornia",), "dali": ("dali",), "fused": ("triton", "interpreter")}
+BACKEND_PARTS = {"kornia": ("kornia",), "dali": ("dali",), "fused": ("triton", "interpreter")}
 
 
 @cache
@@ -72,13 +75,13 @@ def _version(names: tuple[str, ...]) -> str | None:
 
 @cache
 def recorded() -> dict[str, Any]:
-    """Return the recorded environment, the hashes by case and run, and those of inputs by case and kind of input."""
+    """Return the recorded environment, the batch hashes by case and run, and the input hashes by case and kind."""
     return json.loads(RECORDED.read_text())
 
 
-def difference(run: str) -> str | None:
-    """Return how this environment differs from the recorded one, as far as a run depends on it; None if it does not."""
-    return _difference((*ALL, *OF_BACKENDS.get(run, ())))
+def environment_difference(run: str) -> str | None:
+    """Return how this environment differs from the recorded one, in the parts that a run depends on, or None."""
+    return _difference((*COMMON_PARTS, *BACKEND_PARTS.get(run, ())))
 
 
 def decoders_differ() -> bool:
@@ -86,14 +89,14 @@ def decoders_differ() -> bool:
 
 
 def _difference(parts: tuple[str, ...]) -> str | None:
-    then, now = recorded()["environment"], environment()
-    if now["nvimgcodec"] is None:  # simplejpeg then decodes the same pixels
+    old, new = recorded()["environment"], environment()
+    if new["nvimgcodec"] is None:  # simplejpeg then decodes the same pixels
         parts = tuple(part for part in parts if part != "nvimgcodec")
-    texts = [f"{part} is {now[part]}, recorded with {then[part]}" for part in parts if then[part] != now[part]]
+    texts = [f"{part} is {new[part]}, recorded with {old[part]}" for part in parts if old[part] != new[part]]
     return "; ".join(texts) or None
 
 
-def hash_of(case: Case, run: str) -> str:
+def batch_hash(case: Case, run: str) -> str:
     """Return 16 hexadecimal digits of all batches of a case and of its errors."""
     digest = hashlib.sha256()
     with in_batches() if run == "batched" else contextlib.nullcontext():
@@ -160,14 +163,14 @@ def _batches(case: Case, options: dict[str, Any], run: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def in_batches() -> Iterator[None]:
-    """Let the reference process entire batches at once on the CPU, as on CUDA, in all loaders created meanwhile."""
+    """Let the reference process entire batches on the CPU, as on CUDA, in all loaders created within the context."""
     sample = np.zeros((4, 4, 3), np.uint8), gl.Mask(np.zeros((4, 4), np.uint8))
     with gl.Loader([sample], transforms=[T.CenterCrop(2)], num_workers=0, device="cpu", backend="torch") as loader:
         next(iter(loader))  # imports all modules that a loader needs
     modules = [module for path, module in list(sys.modules.items()) if path.partition(".")[0] == "gpuload"]
-    changes = [(function, partial(function, runner="batched")) for function in (compile_stage, MaskStage)]
+    replacements = [(function, partial(function, runner="batched")) for function in (compile_stage, MaskStage)]
     with contextlib.ExitStack() as stack:
-        for old, new in changes:
+        for old, new in replacements:
             for module in modules:
                 for name in [name for name, value in vars(module).items() if value is old]:
                     setattr(module, name, new)
@@ -218,7 +221,7 @@ def _add_numbers(digest: Any, value: Any) -> None:
     elif isinstance(value, str | bytes | int) or value is None:
         digest.update(f"{value!r} ".encode())
     else:
-        for inner in _parts(value):
+        for inner in _children(value):
             _add_numbers(digest, inner)
 
 
@@ -229,10 +232,10 @@ def _integers(value: Any) -> list[Any]:
         return [value] if is_integer and value.ndim == 1 else []
     if isinstance(value, str | bytes | int):
         return [value]
-    return [leaf for part in _parts(value) for leaf in _integers(part)]
+    return [leaf for part in _children(value) for leaf in _integers(part)]
 
 
-def _parts(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list | tuple):

@@ -14,19 +14,19 @@ from PIL import Image
 
 import gpuload as gl
 
-__all__ = ["DAMAGED", "FILES", "Samples", "Stream", "marked"]
+__all__ = ["DAMAGED", "FILES", "Samples", "Stream", "collate_to_lists"]
 
 FILES = Path(__file__).parent / "data"
-SIZES = ((48, 64), (90, 52), (37, 41), (61, 88), (20, 75), (70, 70), (33, 29), (57, 43))
-SMALL_SIZES = ((24, 32), (31, 22), (28, 28), (36, 30))  # where kernels are interpreted
-DAMAGED = b"\xff\xd8\xff\xe0 no image at all"
+SIZES_HW = ((48, 64), (90, 52), (37, 41), (61, 88), (20, 75), (70, 70), (33, 29), (57, 43))
+SMALL_SIZES_HW = ((24, 32), (31, 22), (28, 28), (36, 30))  # where kernels are interpreted
+DAMAGED = b"\xff\xd8\xff\xe0 no image at all"  # begins like a JPEG
 
 
 class Samples:
     """Images and targets by number.
 
     Args:
-        small: whether to use few, small images.
+        small: whether to use only a few small images.
 
     Attributes:
         count: the number of images, which is even.
@@ -34,7 +34,7 @@ class Samples:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self._sizes = SMALL_SIZES if small else SIZES
+        self._sizes = SMALL_SIZES_HW if small else SIZES_HW
         self.count = len(self._sizes)
 
     def make(self, function: Callable[[int], Any], *, odd: bool = False) -> list[Any]:
@@ -42,11 +42,11 @@ class Samples:
         return [function(number) for number in range(self.count - odd)]
 
     def jpeg(self, number: int) -> bytes:
-        """Return a file of this folder. The files have all subsamplings; one is progressive, one is turned by EXIF, and
-        one is grey."""
+        """Read a file of this folder. The files have all subsamplings; one is progressive, one has an EXIF orientation,
+        and one is grayscale."""
         return (FILES / f"{'small' if self.small else ''}{number}.jpg").read_bytes()
 
-    def labelled(self, number: int) -> Any:
+    def labeled_jpeg(self, number: int) -> Any:
         return gl.Encoded(self.jpeg(number)), number % 5
 
     def array(self, number: int, channels: int = 3, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -56,8 +56,8 @@ class Samples:
         y, x = np.mgrid[0:height, 0:width]
         planes = []
         for _ in range(channels):
-            across, down, shift = rng.integers(2, 12, 3).tolist()
-            wave = abs((x * across + y * down + shift * 40) % 510 - 255)
+            x_factor, y_factor, shift = rng.integers(2, 12, 3).tolist()
+            wave = abs((x * x_factor + y * y_factor + shift * 40) % 510 - 255)
             planes.append(np.where((x // 9 + y // 7) % 5 == 0, 255 - wave, wave))
         noise = rng.integers(-4, 5, (height, width, channels))
         return np.clip(np.stack(planes, -1) + noise, 0, 255).astype(np.uint8)
@@ -76,16 +76,16 @@ class Samples:
     def size(self, number: int) -> tuple[int, int]:
         return self._sizes[number]
 
-    def boxes(self, number: int, form: str = "xyxy", dtype: Any = np.float32) -> np.ndarray:
+    def boxes(self, number: int, box_format: str = "xyxy", dtype: Any = np.float32) -> np.ndarray:
         """Make one to five boxes (N, 4), some of them very small."""
         rng, (height, width) = np.random.default_rng(200 + number), self._sizes[number]
         count = 1 + number % 5
-        start = rng.integers(0, 60, (count, 2)) * (width, height) // 100
+        start = rng.integers(0, 60, (count, 2)) * (width, height) // 100  # in percent of the image
         extent = np.maximum(rng.integers(1, 50, (count, 2)) * (width, height) // 100, 1)
         extent = np.minimum(extent, np.array((width, height)) - start)
-        if form == "xywh":
+        if box_format == "xywh":
             return np.hstack([start, extent]).astype(dtype)
-        if form == "cxcywh":
+        if box_format == "cxcywh":
             return np.hstack([start + extent / 2, extent]).astype(dtype)
         return np.hstack([start, start + extent]).astype(dtype)
 
@@ -105,9 +105,9 @@ class Samples:
         height, width = self._sizes[number]
         return np.random.default_rng(400 + number).integers(-3, 100, (count, 2)) * (width, height) / np.float32(97)
 
-    def scene(self, number: int, form: str = "xyxy", *, masks: bool = False, points: bool = False) -> Any:
-        """Make an image with a dict of boxes, labels and, if asked for, masks and keypoints."""
-        target: dict[str, Any] = {"boxes": gl.Boxes(self.boxes(number, form), form)}
+    def scene(self, number: int, box_format: str = "xyxy", *, masks: bool = False, points: bool = False) -> Any:
+        """Make an image with a dict of boxes, labels and, optionally, masks and keypoints."""
+        target: dict[str, Any] = {"boxes": gl.Boxes(self.boxes(number, box_format), box_format)}
         count = len(target["boxes"].array)
         target["labels"] = np.arange(1, count + 1)
         target["image_id"] = number
@@ -131,6 +131,5 @@ class Stream:
         return iter(self.samples if info is None else self.samples[info.id :: info.num_workers])
 
 
-def marked(samples: list[Any]) -> Any:
-    """Collate images and labels into lists."""
+def collate_to_lists(samples: list[Any]) -> Any:
     return {"images": [image for image, _ in samples], "labels": [label for _, label in samples], "count": len(samples)}

@@ -8,48 +8,49 @@ from typing import Any
 
 import pytest
 from bits.cases import CASES, RUNS
-from bits.running import INPUTS, decoders_differ, difference, hash_of, input_hashes, recorded
+from bits.running import INPUTS, batch_hash, decoders_differ, environment_difference, input_hashes, recorded
 from helpers import lacking
 
 RECORD_AGAIN = "to record again: python tests/bits/record.py"
-PAIRS = [(name, run) for name, case in CASES.items() for run in case.runs]
+CASES_AND_RUNS = [(name, run) for name, case in CASES.items() for run in case.runs]
 WITH_WORKERS = {"user_collation", "blocks", "skipped", "streams_of_workers", "files"}
-# The cases that run on every backend in `make test`; the others do in `make test-all`. Other tests compare batches with
-# Pillow's and the reference's, and those of Kornia and DALI with their libraries' functions.
-EVERYWHERE = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
+# The cases that run on every backend in `make test`; `make test-all` runs all cases on every backend. Results are also
+# compared with Pillow's and the reference's, and on Kornia and DALI with their libraries' functions, by other tests.
+ON_ALL_BACKENDS = {"colours", "detection_masks", "mixup_or_cutmix", "nested", "ragged_pad", "several_images"}
 SLOW = {"colours_of_floats", "dino", "masks_of_all_dtypes", "several_images", "targets_in_branches"}
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.processes] if name in WITH_WORKERS else [pytest.mark.slow] if name in SLOW else []
+    return [pytest.mark.processes] * (name in WITH_WORKERS) + [pytest.mark.slow] * (name in SLOW)
 
 
-def param(name: str, run: str) -> Any:
+def case_param(name: str, run: str) -> Any:
     marks = marks_of(name)
-    if run in ("batched", "kornia", "dali") and {"kornia", "dali"} & {*CASES[name].runs} and name not in EVERYWHERE:
+    runs_on_libraries = {"kornia", "dali"} & {*CASES[name].runs}
+    if run in ("batched", "kornia", "dali") and runs_on_libraries and name not in ON_ALL_BACKENDS:
         marks.append(pytest.mark.exhaustive)
     return pytest.param(name, run, marks=marks, id=f"{name}/{run}")
 
 
-@pytest.mark.parametrize(("name", "run"), [param(name, run) for name, run in PAIRS])
+@pytest.mark.parametrize(("name", "run"), [case_param(name, run) for name, run in CASES_AND_RUNS])
 def test_batches_have_the_recorded_bits(name, run):
-    if reason := difference(run):
+    if reason := environment_difference(run):
         lacking.skip("the recorded versions", f"{reason}; {RECORD_AGAIN}")
     expected = recorded()["hashes"].get(f"{name}/{run}")
     assert expected, f"{name}/{run} was never recorded; {RECORD_AGAIN} --new"
-    assert hash_of(CASES[name], run) == expected, f"the batches have changed; if this is intended, {RECORD_AGAIN}"
+    assert batch_hash(CASES[name], run) == expected, f"the batches have changed; if this is intended, {RECORD_AGAIN}"
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
-def test_order_regions_and_draws_are_the_recorded_ones(name):
+def test_order_regions_and_draws_have_the_recorded_hashes(name):
     for kind, value in input_hashes(CASES[name]).items():
         if kind != "regions" or not decoders_differ():
             expected = recorded()["inputs"].get(f"{name}/{kind}")
             assert value == expected, f"the {kind} of the batches changed; if this is intended, {RECORD_AGAIN}"
 
 
-def test_recorded_hashes_are_those_of_all_cases():
+def test_recorded_json_has_the_hashes_of_all_cases_and_no_others():
     message = f"tests/bits/cases.py and recorded.json name different cases; {RECORD_AGAIN}"
-    assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in PAIRS}, message
+    assert set(recorded()["hashes"]) == {f"{name}/{run}" for name, run in CASES_AND_RUNS}, message
     assert set(recorded()["inputs"]) == {f"{name}/{kind}" for name in CASES for kind in INPUTS}, message
-    assert {run for _, run in PAIRS} == set(RUNS)
+    assert {run for _, run in CASES_AND_RUNS} == set(RUNS)

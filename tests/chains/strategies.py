@@ -28,7 +28,6 @@ CONTAINED_LEVELS: dict[str, Any] = {name: LEVELS[name] for name in LEVELS if nam
 
 
 def containers(children: Any) -> Any:
-    """Make a strategy for transforms that contain others."""
     lists = st.lists(children, min_size=1, max_size=3)
     return st.one_of(
         st.builds(T.RandomApply, lists, chances),
@@ -40,6 +39,7 @@ def containers(children: Any) -> Any:
 
 contained = st.sampled_from(sorted(CONTAINED_LEVELS)).flatmap(CONTAINED_LEVELS.__getitem__)
 composite = containers(st.one_of(contained, contained, containers(contained)))
+# "containers" is not a name in LEVELS, so it stands for a composite.
 any_level = st.sampled_from([*LEVELS] * 2 + ["containers"] * 12).flatmap(lambda name: LEVELS.get(name, composite))
 
 erasing = st.one_of(
@@ -83,7 +83,7 @@ class Example:
 
 
 def random_image(shape: tuple[int, int, int], kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Make an image of noise, smooth waves as in a photograph, a few levels, or one colour."""
+    """Make an image of noise, of smooth waves as in a photograph, of a few levels, or of one color."""
     height, width, channels = shape
     if kind == "noise":
         return rng.integers(0, 256, shape, np.uint8)
@@ -97,7 +97,7 @@ def random_image(shape: tuple[int, int, int], kind: str, rng: np.random.Generato
     return np.clip(waves + rng.normal(0, 3, shape), 0, 255).astype(np.uint8)
 
 
-def boxes_for(images: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
+def random_boxes(images: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
     """Return random boxes within each image: left, top, right, bottom."""
     boxes = []
     for image in images:
@@ -107,7 +107,7 @@ def boxes_for(images: list[np.ndarray], rng: np.random.Generator) -> list[np.nda
 
 
 @st.composite
-def chain_examples(draw: Any, *, max_length: int = 5, count: int = 3, max_side: int = MAX_SIDE) -> Example:
+def chain_examples(draw: Any, *, max_length: int = 5, max_images: int = 3, max_side: int = MAX_SIDE) -> Example:
     """Draw a chain of up to `max_length` transforms of levels, then of floats, and up to `count` images; no side of an
     image or a result is longer than `max_side`."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -116,17 +116,20 @@ def chain_examples(draw: Any, *, max_length: int = 5, count: int = 3, max_side: 
     channels = draw(st.sampled_from([3, 3, 3, 1]))
     images = [
         random_image((height, width, channels), kind, rng)
-        for (height, width), kind in draw(st.lists(st.tuples(image_sizes, kinds), min_size=1, max_size=count))
+        for (height, width), kind in draw(st.lists(st.tuples(image_sizes, kinds), min_size=1, max_size=max_images))
     ]
     transforms = draw(st.lists(any_level, min_size=1, max_size=max_length))
     end = draw(st.sampled_from(["levels", "floats", "normalized", "mixed"]))
     if end == "mixed":
         transforms.append(draw(st.one_of(LEVELS["CenterCrop"], st.builds(T.Resize, pairs, any_filter))))
-    final = next((t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), channels)
+    result_channels = next(
+        (t.num_output_channels for t in reversed(transforms) if isinstance(t, T.Grayscale)), channels
+    )
     if end != "levels":
-        scaled = [T.ToDtype("float32", scale=True)] if end == "floats" or draw(st.booleans()) else []
-        normal = [T.Normalize((0.4, 0.5, 0.3)[:final], (0.25, 0.2, 0.3)[:final])] if end != "floats" else []
-        transforms += [*scaled, *normal, *draw(st.lists(any_finished, max_size=2))]
+        conversion = [T.ToDtype("float32", scale=True)] if end == "floats" or draw(st.booleans()) else []
+        mean, std = (0.4, 0.5, 0.3)[:result_channels], (0.25, 0.2, 0.3)[:result_channels]
+        normalize = [T.Normalize(mean, std)] if end != "floats" else []
+        transforms += [*conversion, *normalize, *draw(st.lists(any_finished, max_size=2))]
     if end == "mixed":
         transforms.append(draw(mixing))
     try:
@@ -134,10 +137,10 @@ def chain_examples(draw: Any, *, max_length: int = 5, count: int = 3, max_side: 
     except ValueError:
         assume(False)
         raise
-    positions = np.arange(len(images)) + draw(st.integers(0, 2**40)) // 2 * 2
+    positions = np.arange(len(images)) + draw(st.integers(0, 2**40)) // 2 * 2  # from an even one, so that rows 0, 1 mix
     key = epoch_key(draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 99)))
     sizes = np.array([image.shape[:2] for image in images], np.int64)
-    boxes = boxes_for(images, rng) if chain.reads_boxes else None
+    boxes = random_boxes(images, rng) if chain.reads_boxes else None
     try:
         draws = chain.draw(key, positions, sizes, boxes)
     except DrawError:

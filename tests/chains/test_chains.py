@@ -1,4 +1,4 @@
-"""Random chains of transforms give the reference's results with backends that promise its levels; with the others, the
+"""Random chains of transforms: backends that promise the reference's levels give its results; on Kornia and DALI, the
 result of an image does not depend on its batch."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chains.bounds import ANY, STEPS, bound
+from chains.bounds import STEPS, UNBOUNDED, bound
 from chains.strategies import Example, chain_examples
 from hypothesis import HealthCheck, given, settings
 from parity.usable import needs
@@ -35,12 +35,14 @@ def settings_for(count: int) -> settings:
     )
 
 
-ULPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-FLOAT = 1e-5  # the difference of finished images by sums of float32 in another order
+EPSILONS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+SUM_TOLERANCE = 1e-5  # the difference of finished images by sums of float32 in another order
 
 
-def run(backend: str, chain: T.Chain, draws: T.Program, images: RaggedImages, dtype: str | None = None) -> list[Any]:
-    """Return the results of a backend, C×H×W each; "batches" is the reference's batched runner."""
+def run_chain(
+    backend: str, chain: T.Chain, draws: T.Program, images: RaggedImages, dtype: str | None = None
+) -> list[Any]:
+    """Run a chain on a backend, and return its results, C×H×W each; "batches" is the reference's batched runner."""
     backend, runner = ("torch", "batched") if backend == "batches" else (backend, None)
     ragged = "list" if chain.mixing is None else "error"
     stage = compile_stage(chain, device="cpu", backend=backend, dtype=dtype, ragged=ragged, runner=runner)
@@ -48,13 +50,13 @@ def run(backend: str, chain: T.Chain, draws: T.Program, images: RaggedImages, dt
 
 
 def check_against_reference(example: Example, backend: str) -> None:
-    """Compare the backend's results with the reference's, within the bounds of `bound`."""
+    """Check that the backend's results differ from the reference's by at most the levels that `bound` permits."""
     steps, draws = STEPS[backend], example.draws
-    images = cut(example)
+    images = decoded(example)
     levels, finishing = draws.split()
     allowed = [bound(steps, levels, row) for row in range(len(draws))]
-    expected = run("torch", example.chain, draws, images, example.dtype)
-    results = run(backend, example.chain, draws, images, example.dtype)
+    expected = run_chain("torch", example.chain, draws, images, example.dtype)
+    results = run_chain(backend, example.chain, draws, images, example.dtype)
     compare(example, expected, results, allowed, finishing, "the complete chain")
     transforms = example.chain.lines[0].transforms[: levels.late_from]
     if len(transforms) > 1 and not any(transform.output_state for transform in transforms[:-1]):
@@ -63,18 +65,18 @@ def check_against_reference(example: Example, backend: str) -> None:
 
 def check_alone(example: Example, backend: str) -> None:
     """Check that each image has the bits that it has alone in a batch, and the reference's size and dtype."""
-    images = cut(example)
-    expected = run("torch", example.chain, example.draws, images, example.dtype)
-    results = run(backend, example.chain, example.draws, images, example.dtype)
+    images = decoded(example)
+    expected = run_chain("torch", example.chain, example.draws, images, example.dtype)
+    results = run_chain(backend, example.chain, example.draws, images, example.dtype)
     for row, (result, expected_result) in enumerate(zip(results, expected, strict=True)):
         assert (result.shape, result.dtype) == (expected_result.shape, expected_result.dtype), f"image {row}"
         if example.chain.mixing is None:
             draws, image = (batch.take(np.array([row])) for batch in (example.draws, images))
-            [alone] = run(backend, example.chain, draws, image, example.dtype)
+            [alone] = run_chain(backend, example.chain, draws, image, example.dtype)
             assert torch.equal(alone, result), f"image {row} is {(alone.double() - result.double()).abs().max():g} off"
 
 
-def cut(example: Example) -> RaggedImages:
+def decoded(example: Example) -> RaggedImages:
     """Cut out the regions that a worker would decode."""
     images = RaggedImages.from_arrays(
         [
@@ -90,41 +92,40 @@ def cut(example: Example) -> RaggedImages:
 def check_steps(example: Example, backend: str, levels: T.Program, transforms: Sequence[Transform]) -> None:
     """Compare each transform, given the reference's input, and after an inexact step also the remaining transforms."""
     steps, images = STEPS[backend], example.images
-    exact = True
+    is_exact = True
     for number, transform in enumerate(transforms):
         if transform.output_state:
             break
-        step, chain = part(levels, transforms, number, number + 1)
+        step, chain = sub_chain(levels, transforms, number, number + 1)
         inputs = RaggedImages.from_arrays(images)
-        expected = run("torch", chain, step, inputs)
+        expected = run_chain("torch", chain, step, inputs)
         allowed = [bound(steps, step, row) for row in range(len(step))]
-        place = f"transform {number + 1}, {transform!r}"
-        if not exact:  # otherwise, the comparison of the complete chain covers these transforms
-            remaining, remaining_chain = part(levels, transforms, number, len(transforms))
+        label = f"transform {number + 1}, {transform!r}"
+        if not is_exact:  # otherwise, the comparison of the complete chain covers these transforms
+            remaining, remaining_chain = sub_chain(levels, transforms, number, len(transforms))
             remaining_allowed = [bound(steps, remaining, row) for row in range(len(remaining))]
-            if min(remaining_allowed) < ANY:
-                remaining_expected = run("torch", remaining_chain, remaining, inputs)
+            if min(remaining_allowed) < UNBOUNDED:
+                remaining_expected = run_chain("torch", remaining_chain, remaining, inputs)
                 compare(
                     example,
                     remaining_expected,
-                    run(backend, remaining_chain, remaining, inputs),
+                    run_chain(backend, remaining_chain, remaining, inputs),
                     remaining_allowed,
                     None,
-                    place,
+                    label,
                 )
-        compare(example, expected, run(backend, chain, step, inputs), allowed, None, place)
-        exact = not any(allowed)
+        compare(example, expected, run_chain(backend, chain, step, inputs), allowed, None, label)
+        is_exact = not any(allowed)
         images = [image.permute(1, 2, 0).contiguous().numpy() for image in expected]
 
 
-def part(program: T.Program, transforms: Sequence[Transform], start: int, end: int) -> tuple[T.Program, T.Chain]:
+def sub_chain(program: T.Program, transforms: Sequence[Transform], start: int, end: int) -> tuple[T.Program, T.Chain]:
     """Return the program and the chain of transforms `start` to `end`, without those that convert levels to floats."""
     numbers = [number for number in range(start, end) if not transforms[number].output_state]
     part = program.part(program.place_of(start), program.place_of(end))
     records = [replace(record, step=numbers.index(record.step)) for record in part.records if record.step in numbers]
-    return T.Program(tuple(records), part.sizes_hw, part.results_hw), T.Chain(
-        [transforms[number] for number in numbers]
-    )
+    chain = T.Chain([transforms[number] for number in numbers])
+    return T.Program(tuple(records), part.sizes_hw, part.results_hw), chain
 
 
 def compare(
@@ -133,33 +134,33 @@ def compare(
     results: list[Any],
     allowed: list[float],
     finishing: T.Program | None,
-    place: str,
+    label: str,
 ) -> None:
-    scale = units(example, expected[0])
-    mixed = finishing is not None and finishing.mix is not None
-    if mixed:  # a mixed image also has its partner's difference
+    scale = level_sizes(example, expected[0])
+    is_mixed = finishing is not None and finishing.mix is not None
+    if is_mixed:  # a mixed image also has its partner's difference
         partners = [row ^ 1 if row ^ 1 < len(allowed) else row for row in range(len(allowed))]
         allowed = [max(allowed[row], allowed[partner]) for row, partner in enumerate(partners)]
     for row, (image, result) in enumerate(zip(expected, results, strict=True)):
-        assert image.shape == result.shape, f"{place}: image {row} is {tuple(result.shape)}, not {tuple(image.shape)}"
-        assert image.dtype == result.dtype, f"{place}: image {row} is {result.dtype}, not {image.dtype}"
+        assert image.shape == result.shape, f"{label}: image {row} is {tuple(result.shape)}, not {tuple(image.shape)}"
+        assert image.dtype == result.dtype, f"{label}: image {row} is {result.dtype}, not {image.dtype}"
         difference = (image.double() - result.double()).abs()
         limit = torch.full_like(difference, allowed[row]) * scale
         if image.dtype != torch.uint8:
-            limit += FLOAT + (image.double().abs() + limit) * ULPS[image.dtype]
-        over = difference > limit
-        assert not over.any(), (
-            f"{place}: image {row} is {difference.max():g} off ({image.dtype}), "
-            f"{int(over.sum())} of {over.numel()} numbers by more than {float(limit[over].min()):g}"
+            limit += SUM_TOLERANCE + (image.double().abs() + limit) * EPSILONS[image.dtype]
+        exceeds_limit = difference > limit
+        assert not exceeds_limit.any(), (
+            f"{label}: image {row} is {difference.max():g} off ({image.dtype}), "
+            f"{int(exceeds_limit.sum())} of {difference.numel()} numbers by more than {limit[exceeds_limit].min():g}"
         )
 
 
-def units(example: Example, result: torch.Tensor) -> torch.Tensor:
+def level_sizes(example: Example, result: torch.Tensor) -> torch.Tensor:
     """Return the size of a level in the floats of a result, per channel."""
     if result.dtype == torch.uint8:
         return torch.ones(1, 1, 1, dtype=torch.float64)
-    final = Finish.of(example.chain.lines[0].transforms, example.dtype)
-    return torch.tensor(final.scale, dtype=torch.float64)[:, None, None]
+    finish = Finish.of(example.chain.lines[0].transforms, example.dtype)
+    return torch.tensor(finish.scale, dtype=torch.float64)[:, None, None]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -183,14 +184,14 @@ def test_the_batched_runner_gives_the_results_of_the_reference(example):
 @settings_for(60)
 @given(chain_examples())
 def test_an_images_bits_do_not_depend_on_its_batch(backend, example):
-    # The images of an example have several sizes, and kornia and DALI process images of one size together.
+    # The images of an example have several sizes, and Kornia and DALI process images of one size together.
     needs(backend)
     check_alone(example, backend)
 
 
 @pytest.mark.timeout(600)
 @settings_for(25)
-@given(chain_examples(max_length=3, count=2, max_side=28))
+@given(chain_examples(max_length=3, max_images=2, max_side=28))
 def test_the_fused_backend_gives_the_results_of_the_reference(example):
     needs("fused")
     check_against_reference(example, "fused")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chains.bounds import bound, on_cuda
+from chains.bounds import bound, steps_on_cuda
 from helpers import lacking
 from helpers.cut_batches import smooth_images
 
@@ -47,6 +47,6 @@ def test_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu_within_bounds(recipe
     on_gpu, expected = batches(recipe, "cuda", backend), batches(recipe, "cpu", "torch")
     draws = chain.draw(epoch_key(SEED, 0), np.arange(COUNT), np.array([image.shape[:2] for image in images]))
     difference = (on_gpu.int() - expected.int()).abs()
-    allowed = torch.tensor([bound(on_cuda(backend), draws, row) for row in range(COUNT)])
+    allowed = torch.tensor([bound(steps_on_cuda(backend), draws, row) for row in range(COUNT)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 1.0

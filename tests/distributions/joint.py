@@ -10,20 +10,20 @@ from scipy import stats
 
 __all__ = ["MIN_P_VALUE", "assert_same_distribution", "independence_p_value"]
 
-# The share of correct samples that would fail; because seeds are fixed, none does.
+# The share of correct samples that would fail; because seeds are fixed, the tests do not fail by chance.
 MIN_P_VALUE = 1e-4
 
 
-def assert_same_distribution(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    """Compare each column with a two-sample Kolmogorov–Smirnov test, and the dependence of each two columns by the sums
+def assert_same_distribution(drawn: dict[str, np.ndarray], simulated: dict[str, np.ndarray]) -> None:
+    """Compare each column by a two-sample Kolmogorov–Smirnov test, and the dependence of any two columns by the sums
     and differences of their ranks."""
-    assert list(ours) == list(theirs)
-    pairs = {name: (ours[name], theirs[name]) for name in ours}
+    assert list(drawn) == list(simulated)
+    pairs = {name: (drawn[name], simulated[name]) for name in drawn}
     ranks = {name: _ranks(*pair) for name, pair in pairs.items()}
-    for one, other in itertools.combinations(ours, 2):
-        for sign, word in ((1, "with"), (-1, "without")):
-            pairs[f"{one} {word} {other}"] = tuple(
-                first + sign * second for first, second in zip(ranks[one], ranks[other], strict=True)
+    for name, other_name in itertools.combinations(drawn, 2):
+        for sign, operator in ((1, "plus"), (-1, "minus")):
+            pairs[f"{name} {operator} {other_name}"] = tuple(
+                first + sign * second for first, second in zip(ranks[name], ranks[other_name], strict=True)
             )
     for name, (left, right) in pairs.items():
         p_value = stats.ks_2samp(left, right, method="asymp").pvalue

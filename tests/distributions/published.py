@@ -43,14 +43,14 @@ def crop(
     """torchvision's RandomCrop with pad_if_needed: the corner, relative to the image. The image is padded by `padding`
     (left, top, right, bottom), then on both sides by the length that is missing."""
     corner = []
-    for length, wanted, (before, after) in zip(
+    for length, crop_length, (before, after) in zip(
         size_hw, crop_hw, ((padding[1], padding[3]), (padding[0], padding[2])), strict=True
     ):
         padded = length + before + after
-        if padded < wanted:
-            before += wanted - padded
-            padded += 2 * (wanted - padded)
-        corner.append(int(rng.integers(padded - wanted + 1)) - before)
+        if padded < crop_length:
+            before += crop_length - padded
+            padded += 2 * (crop_length - padded)
+        corner.append(int(rng.integers(padded - crop_length + 1)) - before)
     return corner[0], corner[1]
 
 
@@ -96,28 +96,28 @@ def affine(
 ) -> list[float]:
     """torchvision's RandomAffine: the map from a result to its input, in Pillow's order a, b, c, d, e, f.
 
-    Its documented forward map is shift · centre · (scale · turn · shear) · centre⁻¹.
+    Its documented forward map is shift · center · (scale · rotation · shear) · center⁻¹.
     """
     height, width = size_hw
     angle = math.radians(rng.uniform(*degrees))
     reach_x, reach_y = translate[0] * width, translate[1] * height
-    moved = round(rng.uniform(-reach_x, reach_x)), round(rng.uniform(-reach_y, reach_y))
+    shift_xy = round(rng.uniform(-reach_x, reach_x)), round(rng.uniform(-reach_y, reach_y))
     factor = rng.uniform(*scale)
     sx, sy = math.radians(rng.uniform(*shear[:2])), math.radians(rng.uniform(*shear[2:]))
-    turned = angle - sy
+    rotation = angle - sy
     linear = np.array(
         [
-            [math.cos(turned) / math.cos(sy), -math.cos(turned) * math.tan(sx) / math.cos(sy) - math.sin(angle)],
-            [math.sin(turned) / math.cos(sy), -math.sin(turned) * math.tan(sx) / math.cos(sy) + math.cos(angle)],
+            [math.cos(rotation) / math.cos(sy), -math.cos(rotation) * math.tan(sx) / math.cos(sy) - math.sin(angle)],
+            [math.sin(rotation) / math.cos(sy), -math.sin(rotation) * math.tan(sx) / math.cos(sy) + math.cos(angle)],
         ]
     )
     forward = np.eye(3)
     forward[:2, :2] = factor * linear
-    to_centre, back, shift = np.eye(3), np.eye(3), np.eye(3)
-    back[:2, 2] = width / 2, height / 2
-    to_centre[:2, 2] = -width / 2, -height / 2
-    shift[:2, 2] = moved
-    return np.linalg.inv(shift @ back @ forward @ to_centre)[:2].ravel().tolist()
+    to_center, from_center, shift = np.eye(3), np.eye(3), np.eye(3)
+    from_center[:2, 2] = width / 2, height / 2
+    to_center[:2, 2] = -width / 2, -height / 2
+    shift[:2, 2] = shift_xy
+    return np.linalg.inv(shift @ from_center @ forward @ to_center)[:2].ravel().tolist()
 
 
 def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float, p: float) -> list[int]:
@@ -125,10 +125,10 @@ def perspective(rng: Generator, size_hw: tuple[int, int], distortion: float, p: 
     height, width = size_hw
     if rng.uniform() >= p:
         distortion = 0
-    across, down = int(distortion * (width // 2)), int(distortion * (height // 2))
-    left, right = (lambda: int(rng.integers(0, across + 1))), (lambda: int(rng.integers(width - across - 1, width)))
-    top, bottom = (lambda: int(rng.integers(0, down + 1))), (lambda: int(rng.integers(height - down - 1, height)))
-    return [left(), top(), right(), top(), right(), bottom(), left(), bottom()]
+    max_shift_x, max_shift_y = int(distortion * (width // 2)), int(distortion * (height // 2))
+    left, right = (0, max_shift_x + 1), (width - max_shift_x - 1, width)
+    top, bottom = (0, max_shift_y + 1), (height - max_shift_y - 1, height)
+    return [int(rng.integers(*bounds)) for bounds in (left, top, right, top, right, bottom, left, bottom)]
 
 
 def color_jitter(rng: Generator, ranges: list[tuple[float, float]]) -> list[float]:
@@ -142,11 +142,11 @@ def photometric(rng: Generator, ranges: list[tuple[float, float]], p: float) -> 
     """Howard 2013, as in torchvision: a factor for each adjustment, -9 if it is not applied; the place of contrast, 1
     before saturation and hue, 2 after them, 0 if it is not applied; the first channel, -1 if they are not permuted."""
     brightness, contrast, saturation, hue = (rng.uniform(*span) if rng.uniform() < p else math.nan for span in ranges)
-    early = rng.uniform() < 0.5
-    first = int(rng.permutation(3)[0]) if rng.uniform() < p else -1
-    place = 0 if math.isnan(contrast) else 1 if early else 2
+    contrast_is_early = rng.uniform() < 0.5
+    first_channel = int(rng.permutation(3)[0]) if rng.uniform() < p else -1
+    place_of_contrast = 0 if math.isnan(contrast) else 1 if contrast_is_early else 2
     factors = (brightness, contrast, saturation, hue)
-    return [*(-9.0 if math.isnan(factor) else factor for factor in factors), place, first]
+    return [*(-9.0 if math.isnan(factor) else factor for factor in factors), place_of_contrast, first_channel]
 
 
 def erasing(

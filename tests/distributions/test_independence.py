@@ -1,5 +1,5 @@
-"""Draws are independent of those of other samples, epochs and seeds, of the same transform at another place of a chain,
-and of other views."""
+"""Draws are independent of the draws of other samples, epochs, seeds and views, and of the same transform at another
+place of a chain."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from distributions.joint import MIN_P_VALUE, independence_p_value
 from gpuload import transforms as T
 from gpuload.rng.philox import epoch_key
 
-N = 20_000
-SIZES = np.tile([[61, 83]], (N, 1))
+SAMPLES = 20_000
+SIZES = np.tile([[61, 83]], (SAMPLES, 1))
 KEY = epoch_key(8, 0)
 
-# By name, a transform, and a function that reduces its draws to one number per sample.
-NUMBERS = {
+# Transforms, each with a function that reduces its draws to one number per sample.
+REDUCED_DRAWS = {
     "RandomResizedCrop": (T.RandomResizedCrop(32), lambda params: params.box_tlhw[:, 3] + params.box_tlhw[:, 1] / 100),
     "ColorJitter": (T.ColorJitter(0.4), lambda params: params.values[:, 0, 0]),
     "RandomRotation": (T.RandomRotation(90), lambda params: params.coefficients[:, 1]),
@@ -24,26 +24,26 @@ NUMBERS = {
 }
 
 
-def draw(transforms, number, key=KEY, positions=None, view=0):
-    positions = np.arange(N) if positions is None else positions
-    return T.Chain(transforms).draw(key, positions, SIZES, view=view).records[number]
+def draw(transforms, record_index, key=KEY, positions=None, view=0):
+    positions = np.arange(SAMPLES) if positions is None else positions
+    return T.Chain(transforms).draw(key, positions, SIZES, view=view).records[record_index]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", REDUCED_DRAWS)
 def test_draws_of_samples_epochs_seeds_and_lanes_are_independent(name):
-    transform, number = NUMBERS[name]
-    reference = number(draw([transform], 0))
-    others = {
-        "of the next sample": number(draw([transform], 0, positions=np.arange(1, N + 1))),
-        "of its partner": number(draw([transform], 0, positions=np.arange(N) ^ 1)),
-        "far behind": number(draw([transform], 0, positions=np.arange(N) + 2**32)),
-        "of the next epoch": number(draw([transform], 0, epoch_key(8, 1))),
-        "of the next seed": number(draw([transform], 0, epoch_key(9, 0))),
-        "at the next place": number(draw([T.RandomHorizontalFlip(), transform], 1)),
-        "within another": number(draw([T.RandomApply([transform], 1)], 0)),
+    transform, reduce = REDUCED_DRAWS[name]
+    reference = reduce(draw([transform], 0))
+    other_draws = {
+        "of the next sample": reduce(draw([transform], 0, positions=np.arange(1, SAMPLES + 1))),
+        "of the partner": reduce(draw([transform], 0, positions=np.arange(SAMPLES) ^ 1)),
+        "2³² positions later": reduce(draw([transform], 0, positions=np.arange(SAMPLES) + 2**32)),
+        "of the next epoch": reduce(draw([transform], 0, epoch_key(8, 1))),
+        "of the next seed": reduce(draw([transform], 0, epoch_key(9, 0))),
+        "at the next place": reduce(draw([T.RandomHorizontalFlip(), transform], 1)),
+        "within a RandomApply": reduce(draw([T.RandomApply([transform], 1)], 0)),
     }
-    for description, numbers in others.items():
-        assert independence_p_value(reference, numbers) > MIN_P_VALUE, description
+    for description, numbers in other_draws.items():
+        assert independence_p_value(reference, numbers) > MIN_P_VALUE, f"depends on the draw {description}"
 
 
 def test_draws_of_views_are_independent():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from parity.case import Case
-from parity.color import PILLOW, as_levels, as_pillow
+from parity.color import PILLOW_OPERATIONS, as_levels, as_pillow
 from PIL import Image, ImageFilter
 
 from gpuload import transforms as T
@@ -29,7 +29,6 @@ def warp(image: Image.Image, coefficients: list[float], interpolation: str, fill
 def apply_operations(
     image: Image.Image, transform: Any, codes: list[int], values: list[list[float]], filters: list[int] | None
 ) -> Image.Image:
-    """Apply operations to an image by Pillow."""
     for number, (code, numbers) in enumerate(zip(codes, values, strict=True)):
         name = None if code == NOTHING else OPS[code]
         if name == "warp":
@@ -41,11 +40,11 @@ def apply_operations(
         elif name == "pillow_blur":
             image = image.filter(ImageFilter.GaussianBlur(numbers[0]))
         elif name not in (None, "identity"):
-            image = PILLOW[name](image, numbers)
+            image = PILLOW_OPERATIONS[name](image, numbers)
     return image
 
 
-def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def policy_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     ((transform, params),) = steps
     filters = None if isinstance(params.filters, str) else params.filters[row].tolist()
     result = apply_operations(
@@ -54,7 +53,7 @@ def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.
     return as_levels(result)
 
 
-def mixture(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def mixture_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """Apply each chain by Pillow, and mix the results in float64, truncated to integers."""
     ((transform, params),) = steps
     shares = params.weights[row]
@@ -66,12 +65,12 @@ def mixture(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.nda
     return np.floor(total + 1e-6)
 
 
-AGAINST = "Pillow operations in sequence"
-CHAINED = (
+ORACLE_NAME = "Pillow operations in sequence"
+SEQUENCE_REASON = (
     "the mean grey level of a contrast operation, or a float32 blend, may round to a neighbouring value; later "
     "operations, such as equalize, may amplify the difference"
 )
-MIXED = (
+MIXTURE_REASON = (
     "the differences listed under a, scaled by the weight of the AugMix branch; in addition, a float32 sum may round "
     "to the other side of an integer"
 )
@@ -79,5 +78,5 @@ MIXED = (
 
 def policy(name: str, transform: Any, *, max: float = 4, channels: int = 3) -> Case:
     if isinstance(transform, T.AugMix | T.TimmAugMix):
-        return Case("auto", name, [transform], mixture, 0.1, 8, AGAINST, MIXED, channels=channels)
-    return Case("auto", name, [transform], operations, 0.4, max, AGAINST, CHAINED, channels=channels)
+        return Case("auto", name, [transform], mixture_oracle, 0.1, 8, ORACLE_NAME, MIXTURE_REASON, channels=channels)
+    return Case("auto", name, [transform], policy_oracle, 0.4, max, ORACLE_NAME, SEQUENCE_REASON, channels=channels)

@@ -23,7 +23,7 @@ Oracle = Callable[[Any, list[tuple[Any, Any]], int], np.ndarray]
 # on CUDA; and the other backends.
 BATCHES = "batches"
 RUNS = ("torch", BATCHES, "kornia", "dali", "fused")
-BOUNDED = ("torch", BATCHES, "fused")  # the others have their library's definitions, not Pillow's levels
+BOUNDED = ("torch", BATCHES, "fused")  # Kornia and DALI have their own definitions, not Pillow's levels
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Tolerance:
     """How much a backend's results may differ, in levels.
 
     Attributes:
-        mean, max: from the oracle: the largest mean difference of an image, and the largest difference of any value.
-        apart: from the reference, which processes images one by one: the largest difference of any value.
-        reason: why.
+        mean, max: the largest mean difference of an image from the oracle, and the largest difference of any value.
+        apart: the largest difference of any value from the reference, which processes images one by one.
+        reason: why the tolerance has this size.
     """
 
     mean: float
@@ -48,7 +48,7 @@ class Case:
 
     Attributes:
         topic: the section of the report.
-        name: unique; the transforms of the row. Transforms that it does not name only prepare the images.
+        name: unique; contains the transforms that the row is about. All other transforms only prepare the images.
         transforms: gpuload's chain.
         oracle: the function that computes the expected result.
         mean, max: the largest mean difference of an image, and the largest difference of any value, in levels.
@@ -57,8 +57,8 @@ class Case:
         between: how much any run may differ from the reference of single images, in levels.
         backends: tolerances of runs in `BOUNDED` that differ from the case's.
         channels: the channels of the images, 3 or 1.
-        pairs: whether the transforms mix images: the oracle gets each image with its neighbor in the batch, (H×W×C,
-            H×W×C), and the last of an odd number with itself.
+        mixes_images: whether the transforms mix images. The oracle then gets each image with its neighbor in the
+            batch, (H×W×C, H×W×C), and the last of an odd number of images with itself.
         to_levels: converts results that are not levels, H×W×C float64, to levels.
     """
 
@@ -73,9 +73,8 @@ class Case:
     between: float = 0.0
     backends: Mapping[str, Tolerance] = field(default_factory=dict)
     channels: int = 3
-    pairs: bool = False
+    mixes_images: bool = False
     to_levels: Callable[[np.ndarray], np.ndarray] | None = None
 
     def tolerance(self, run: str) -> Tolerance:
-        """Return the tolerance of a run in `BOUNDED`."""
         return self.backends.get(run) or Tolerance(self.mean, self.max, self.between, self.reason)

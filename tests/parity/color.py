@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from parity.case import RUNS, Case, Tolerance
+from parity.case import RUNS, Case, Oracle, Tolerance
 from PIL import Image, ImageEnhance, ImageOps
 
 from gpuload.stage.noise import normals
 from gpuload.transforms.program.ops import NOTHING, OPS
 
 __all__ = [
-    "AFFINE", "BLUR", "CONTRAST", "FLOAT", "FUSED_BLUR", "GREY", "HUE", "MEAN", "NOISE", "STD", "WRAPPED", "colour",
-    "in_both", "in_channels", "noisy", "operations", "recoded", "scaled",
+    "AFFINE", "BLUR", "CONTRAST", "FLOAT", "FUSED_BLUR", "GRAY", "HUE", "MEAN", "NOISE", "STD", "WRAPPING",
+    "color_and_gray", "grayscale_oracle", "jpeg_oracle", "noise_oracle", "normalize_oracle", "operations_oracle",
+    "recolored",
 ]  # fmt: skip
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def as_pillow(levels: np.ndarray) -> Image.Image:
-    """Return H×W×C levels as a Pillow image."""
     return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 
 
 def as_levels(image: Image.Image) -> np.ndarray:
-    """Return the levels of a Pillow image, H×W×C."""
     levels = np.asarray(image)
     return levels[:, :, None] if levels.ndim == 2 else levels
 
@@ -43,13 +41,13 @@ def hue(image: Image.Image, turns: float) -> Image.Image:
     """Rotate the hue as torchvision does on Pillow images."""
     if image.mode == "L":
         return image
-    channel, saturation, value = image.convert("HSV").split()
-    turned = (np.asarray(channel).astype(np.int32) + int(turns * 255)).astype(np.uint8)
-    return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+    hue_channel, saturation, value = image.convert("HSV").split()
+    rotated = (np.asarray(hue_channel).astype(np.int32) + int(turns * 255)).astype(np.uint8)
+    return Image.merge("HSV", (Image.fromarray(rotated), saturation, value)).convert("RGB")
 
 
 def blur(image: Image.Image, values: list[float]) -> Image.Image:
-    """Blur by Kornia in float64; it expects (height, width), and the sigmas in this order."""
+    """Blur by Kornia in float64, which expects the kernel's size and the sigmas in the order (y, x)."""
     from kornia.filters import gaussian_blur2d
 
     width, height, sigma_x, sigma_y = values[:4]
@@ -63,8 +61,8 @@ def permute(image: Image.Image, values: list[float]) -> Image.Image:
 
 
 def grayscale(image: Image.Image, values: list[float]) -> Image.Image:
-    grey = image.convert("L")
-    return grey if image.mode == "L" else Image.merge("RGB", [grey] * 3)
+    gray = image.convert("L")
+    return gray if image.mode == "L" else Image.merge("RGB", [gray] * 3)
 
 
 def posterize(image: Image.Image, values: list[float]) -> Image.Image:
@@ -72,7 +70,7 @@ def posterize(image: Image.Image, values: list[float]) -> Image.Image:
     return ImageOps.posterize(image, bits) if bits else image.point(lambda level: 0)
 
 
-PILLOW: dict[str, Any] = {
+PILLOW_OPERATIONS: dict[str, Any] = {
     "brightness": lambda image, values: ImageEnhance.Brightness(image).enhance(values[0]),
     "contrast": lambda image, values: ImageEnhance.Contrast(image).enhance(values[0]),
     "saturation": lambda image, values: ImageEnhance.Color(image).enhance(values[0]),
@@ -89,31 +87,31 @@ PILLOW: dict[str, Any] = {
 }
 
 
-def operations(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Apply the operations of all transforms by Pillow, in order."""
+def operations_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     result = as_pillow(image)
     for _, params in steps:
         for code, values in zip(params.codes[row].tolist(), params.values[row].tolist(), strict=True):
             if code != NOTHING:
-                result = PILLOW[OPS[code]](result, values)
+                result = PILLOW_OPERATIONS[OPS[code]](result, values)
     return as_levels(result)
 
 
-def in_channels(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
-    """Convert to gray with this number of channels."""
-    grey = as_pillow(image).convert("L")
-    return as_levels(grey if count == 1 else Image.merge("RGB", [grey] * 3))
+def grayscale_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int, count: int) -> np.ndarray:
+    """Convert to gray with `count` equal channels."""
+    gray = as_pillow(image).convert("L")
+    return as_levels(gray if count == 1 else Image.merge("RGB", [gray] * 3))
 
 
-def recoded(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    file = io.BytesIO()
-    as_pillow(image).save(file, "JPEG", quality=int(steps[0][1].values[row, 0, 0]))
+def jpeg_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+    [(_, params)], file = steps, io.BytesIO()
+    as_pillow(image).save(file, "JPEG", quality=int(params.values[row, 0, 0]))
     return as_levels(Image.open(file))
 
 
-def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
+def noise_oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
     """Add the same noise, channel by channel, clipped by Pillow or wrapped to 8 bits by NumPy."""
-    mean, sigma, *key_words, wraps = steps[0][1].values[row, 0, :5].tolist()
+    [(_, params)] = steps
+    mean, sigma, *key_words, wraps = params.values[row, 0, :5].tolist()
     numbers = normals((int(key_words[0]), int(key_words[1])), image.size) * np.float32(sigma) + np.float32(mean)
     bands = []
     for band, noise in zip(as_pillow(image).split(), numbers.reshape(image.shape[2], *image.shape[:2]), strict=True):
@@ -122,7 +120,7 @@ def noisy(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarr
     return np.stack(bands, -1)
 
 
-def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndarray, list[tuple[Any, Any]], int], Any]:
+def normalize_oracle(mean: tuple[float, ...], std: tuple[float, ...]) -> Oracle:
     """Return an oracle that normalizes the image in 0 … 1 by Kornia."""
 
     def oracle(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
@@ -135,44 +133,51 @@ def scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[np.ndar
     return oracle
 
 
-EXACT = "gpuload uses Pillow's arithmetic, so all levels are identical"
-FLOAT = "the result is a single float32 product, truncated as in Pillow"
-GREY = (
+# Tolerances of cases, in levels, with their reasons.
+EXACT: dict[str, Any] = {"reason": "gpuload uses Pillow's arithmetic, so all levels are identical"}
+FLOAT: dict[str, Any] = {"reason": "the result is a single float32 product, truncated as in Pillow"}
+GRAY_REASON = (
     "gpuload's contrast uses the grey level of the mean colour, whereas Pillow uses the mean of the rounded grey "
     "levels; the two may round to different levels"
 )
-HUE = (
+GRAY: dict[str, Any] = {"mean": 0.1, "max": 1, "reason": GRAY_REASON}
+HUE_REASON = (
     "Pillow rounds hue and saturation to 8 bits between its float32 operations, and one step of hue may change a value "
     "by 6 levels"
 )
-BLUR = (
+HUE: dict[str, Any] = {"mean": 0.05, "max": 6, "reason": HUE_REASON}
+CONTRAST_REASON = f"{GRAY_REASON}; the next operation may amplify this difference; {HUE_REASON}"
+CONTRAST: dict[str, Any] = {"mean": 1, "max": 8, "reason": CONTRAST_REASON}
+BLUR_REASON = (
     "weights are multiples of 2**-16, so sums are exact on every device, but values near a half may round the other way"
 )
-AFFINE = "one multiplication and one addition in float32"
-NOISE = (
+BLUR: dict[str, Any] = {"mean": 0.02, "max": 1, "reason": BLUR_REASON}
+AFFINE: dict[str, Any] = {"mean": 1e-4, "max": 1e-4, "reason": "one multiplication and one addition in float32"}
+NOISE_REASON = (
     "the oracle adds the same float32 noise; this case checks the addition and the clipping, and other tests check "
     "the distribution"
 )
-WRAPPED = "the oracle adds the same float32 noise and keeps the lowest eight bits of each integer sum"
-CONTRAST = f"{GREY}; the next operation may amplify this difference; {HUE}"
+NOISE: dict[str, Any] = {"mean": 0.001, "max": 1, "reason": NOISE_REASON}
+WRAPPING_REASON = "the oracle adds the same float32 noise and keeps the lowest eight bits of each integer sum"
+WRAPPING: dict[str, Any] = {"reason": WRAPPING_REASON}
 
 FUSED_BLUR = Tolerance(
-    0.001,
-    1,
-    1,
-    "weights and sums are float32, and weights are not rounded to multiples of 2**-16; values near a half may round "
-    "the other way",
+    mean=0.001,
+    max=1,
+    apart=1,
+    reason="weights and sums are float32, and weights are not rounded to multiples of 2**-16; values near a half may "
+    "round the other way",
 )
 
 
-def colour(
-    name: str, transforms: Any, against: str, mean: float = 0, max: float = 0, reason: str = EXACT, **options: Any
-) -> Case:
+def recolored(name: str, transforms: Any, against: str, **options: Any) -> Case:
+    """Return a case that is exact by default; an option named after a run is the run's tolerance."""
     transforms = transforms if isinstance(transforms, list) else [transforms]
-    oracle, backends = options.pop("oracle", operations), {run: options.pop(run) for run in RUNS if run in options}
-    return Case("color", name, transforms, oracle, mean, max, against, reason, backends=backends, **options)
+    backends = {run: options.pop(run) for run in RUNS if run in options}
+    options = {"oracle": operations_oracle, "mean": 0, "max": 0, **EXACT, **options}
+    return Case("color", name, transforms, against=against, backends=backends, **options)
 
 
-def in_both(*cases: Case) -> list[Case]:
-    """Return the cases, and the same on images of one channel."""
+def color_and_gray(*cases: Case) -> list[Case]:
+    """Return the cases, and each of them again for images of one channel."""
     return [*cases, *(replace(case, name=f"{case.name}, 1 channel", channels=1) for case in cases)]

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from helpers.cut_batches import cut_batch
 from parity.case import BATCHES, BOUNDED, RUNS, Case
-from parity.images import SETS, image_set
-from parity.usable import why_not
+from parity.images import DRAW_ROUNDS, image_set
+from parity.usable import unusable_reason
 from transforms.specs import SPECS
 
 from gpuload import transforms as T
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Measured:
-    """The largest differences, in levels: the mean of an image, any value, and any value from another run's."""
+    """The largest differences, in levels: the mean of an image, any value, and any value from another run."""
 
     mean: float = 0.0
     max: float = 0.0
@@ -58,12 +58,12 @@ def all_cases() -> tuple[Case, ...]:
 
 
 @cache
-def operations() -> tuple[Case, ...]:
-    """Return the first case of each set of transforms that cases name."""
-    first_cases: dict[frozenset[str], Case] = {}
+def first_cases() -> tuple[Case, ...]:
+    """Return the first case for each set of transforms named by a case."""
+    cases: dict[frozenset[str], Case] = {}
     for case in all_cases():
-        first_cases.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if named(case, inner)), case)
-    return tuple(first_cases.values())
+        cases.setdefault(frozenset(type(inner).__name__ for inner in case.transforms if is_named(case, inner)), case)
+    return tuple(cases.values())
 
 
 def sets_of(run: str) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def sets_of(run: str) -> tuple[str, ...]:
 
 def runs_of(case: Case) -> list[str]:
     """Return the runs that are possible on this machine and run a transform that the case names."""
-    return [run for run in RUNS if why_not(run) is None and runs_natively(case, run)]
+    return [run for run in RUNS if unusable_reason(run) is None and runs_natively(case, run)]
 
 
 def bounded_runs_of(case: Case) -> list[str]:
@@ -99,8 +99,8 @@ class Batch:
 
 
 @lru_cache(maxsize=16)
-def _batch(number: int, set_name: str, draw_round: int) -> Batch:
-    case = all_cases()[number]
+def _batch(case_index: int, set_name: str, draw_round: int) -> Batch:
+    case = all_cases()[case_index]
     arrays = image_set(set_name, case.channels)
     chain = T.Chain(case.transforms)
     ragged, draws = cut_batch(chain, arrays, key=epoch_key(3, draw_round))
@@ -109,45 +109,45 @@ def _batch(number: int, set_name: str, draw_round: int) -> Batch:
     expected = []
     for row, image in enumerate(arrays):
         partner = arrays[row ^ 1] if row ^ 1 < len(arrays) else image
-        expected.append(_levels(case, case.oracle((image, partner) if case.pairs else image, steps, row)))
+        expected.append(_levels(case, case.oracle((image, partner) if case.mixes_images else image, steps, row)))
     return Batch(ragged, draws, expected)
 
 
 @lru_cache(maxsize=2)
-def _stage(number: int, run: str) -> Any:
-    case = all_cases()[number]
+def _stage(case_index: int, run: str) -> Any:
+    case = all_cases()[case_index]
     backend, runner = ("torch", "batched") if run == BATCHES else (run, None)
-    ragged = "error" if case.pairs else "list"
+    ragged = "error" if case.mixes_images else "list"
     return compile_stage(T.Chain(case.transforms), device=CPU, backend=backend, ragged=ragged, runner=runner)
 
 
-def named(case: Case, transform: Transform) -> bool:
-    """Return whether a case's name has this transform; other transforms only prepare the images, such as a crop."""
+def is_named(case: Case, transform: Transform) -> bool:
+    """Return whether a case's name contains a transform; all others, such as a crop, only prepare the images."""
     return re.search(rf"\b{type(transform).__name__}\b", case.name) is not None
 
 
 def runs_natively(case: Case, run: str) -> bool:
-    """Return whether a backend runs any transform that a case names; otherwise the reference runs all of them.
+    """Return whether a backend runs at least one transform that a case names, so that the reference does not run all.
 
-    One of several transforms is enough: handing images over to the reference and back is tested too.
+    If a backend runs only some of the transforms, the case tests that images are handed to the reference and back.
     """
     if run in ("torch", BATCHES):
         return True
     steps = _stage(all_cases().index(case), run).plan.steps
-    return any(step.backend == run for step in steps if named(case, step.transform))
+    return any(step.backend == run for step in steps if is_named(case, step.transform))
 
 
 @lru_cache(maxsize=64)
-def _results(number: int, run: str, set_name: str, draw_round: int) -> list[np.ndarray]:
+def _results(case_index: int, run: str, set_name: str, draw_round: int) -> list[np.ndarray]:
     """Return the results of a run, in levels, H×W×C."""
-    case, batch = all_cases()[number], _batch(number, set_name, draw_round)
-    results = _stage(number, run)(batch.ragged, batch.draws)
+    case, batch = all_cases()[case_index], _batch(case_index, set_name, draw_round)
+    results = _stage(case_index, run)(batch.ragged, batch.draws)
     return [_levels(case, image.permute(1, 2, 0).numpy()) for image in results]
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: on a busy machine, torch's threads that wait for each other take ten times as long."""
+    """Use one thread, because on a busy machine torch's threads wait for each other, and take ten times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -159,10 +159,10 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def measure(case: Case, run: str, set_name: str, *, compared_with: tuple[str, ...] = ("torch",)) -> Measured:
     """Return how much a run's results differ from the oracle's, and from those of other runs, for a set of images."""
-    number, worst = all_cases().index(case), Measured()
-    for draw_round in SETS[set_name]:
-        batch, results = _batch(number, set_name, draw_round), _results(number, run, set_name, draw_round)
-        other_results = [_results(number, other, set_name, draw_round) for other in compared_with]
+    case_index, worst = all_cases().index(case), Measured()
+    for draw_round in DRAW_ROUNDS[set_name]:
+        batch, results = _batch(case_index, set_name, draw_round), _results(case_index, run, set_name, draw_round)
+        other_results = [_results(case_index, other, set_name, draw_round) for other in compared_with]
         for row, (levels, expected) in enumerate(zip(results, batch.expected, strict=True)):
             assert levels.shape == expected.shape, (levels.shape, expected.shape)
             difference = abs(levels - expected)

@@ -1,7 +1,7 @@
 """RandomErasing before and after normalization, with and without a flip afterwards, compared with Pillow's paste.
 
-Pillow has no such operation, but it pastes boxes, also into float32 images (mode "F"), band by band. The oracle uses
-the recorded random numbers and checks only their places; other tests check their distribution.
+Pillow has no such operation, but it can paste boxes into each band of an image, even a float32 image (mode "F"). The
+oracle uses the recorded random numbers and checks only their places; other tests check their distribution.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuload import transforms as T
 from gpuload.stage.noise import normals
 from gpuload.transforms.program.ops import Erase, Flip
 
-__all__ = ["FLOAT", "NORMALIZE", "back", "erasing"]
+__all__ = ["FLOAT", "NORMALIZE", "denormalize", "erasing"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZE = T.Normalize(MEAN, STD)
@@ -44,23 +44,22 @@ def erase_bands(bands: list[Image.Image], transform: Any, params: Erase, row: in
 
 
 def erase_by_pillow(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Apply all transforms of the chain in order."""
     from kornia.enhance import normalize
 
-    numbers, scaled, unit = image.astype(np.float32), False, 1.0
+    numbers, is_converted, unit = image.astype(np.float32), False, 1.0
     bands = [Image.fromarray(np.ascontiguousarray(numbers[:, :, channel])) for channel in range(image.shape[2])]
     for transform, params in steps:
         if isinstance(transform, T.ToDtype | T.Normalize):
             planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands])[None].astype(np.float64))
-            planes = planes if scaled else planes / 255
+            planes = planes if is_converted else planes / 255
             if isinstance(transform, T.Normalize):
                 planes = normalize(
                     planes, torch.tensor(transform.mean).to(planes), torch.tensor(transform.std).to(planes)
                 )
             bands = [Image.fromarray(plane) for plane in planes[0].to(torch.float32).numpy()]
-            scaled = True
+            is_converted = True
         elif isinstance(params, Erase):
-            if transform.works_on_finished or not scaled:
+            if transform.works_on_finished or not is_converted:
                 unit = 1.0
             else:  # a level, as a float
                 unit = round(float(np.ravel(transform.value)[0]) * 255) / 255 / float(np.ravel(transform.value)[0])
@@ -70,7 +69,7 @@ def erase_by_pillow(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -
     return np.stack([np.asarray(band) for band in bands], -1)
 
 
-def back(numbers: np.ndarray) -> np.ndarray:
+def denormalize(numbers: np.ndarray) -> np.ndarray:
     return (numbers * np.array(STD) + np.array(MEAN)) * 255
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-__all__ = ["SETS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
+__all__ = ["DRAW_ROUNDS", "folder_of_photographs", "image_set", "photographs", "random_images", "small_images"]
 
-SHIPPED = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs in the package of scikit-image
-# The rounds of draws for each set.
-SETS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
+SKIMAGE_PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")  # photographs in the package of scikit-image
+# For each set of images, the rounds of random draws that are made for it.
+DRAW_ROUNDS = {"photographs": (0,), "random": (0, 1, 2, 3), "one": (9,), "small": (0,)}
 
 
 def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
@@ -22,12 +22,12 @@ def photographs(paths: Sequence[Path]) -> list[np.ndarray]:
     paths = list(paths[:: max(1, len(paths) // 3)][:3])
     spec = importlib.util.find_spec("skimage")
     if spec is not None and spec.origin is not None:
-        paths = [Path(spec.origin).parent / "data" / name for name in SHIPPED]
+        paths = [Path(spec.origin).parent / "data" / name for name in SKIMAGE_PHOTOS]
     return [np.asarray(Image.open(path).convert("RGB")) for path in paths]
 
 
 def random_images() -> list[np.ndarray]:
-    """Generate noise of several kinds and sizes, uint8 H×W×3: all levels, few, nearly black, one color, thin."""
+    """Generate images of several kinds and sizes, uint8 H×W×3: noise, gray, one color, two levels, and a gradient."""
     rng = np.random.default_rng(12)
     return [
         rng.integers(0, 256, (97, 120, 3), np.uint8),
@@ -41,13 +41,12 @@ def random_images() -> list[np.ndarray]:
 
 
 def small_images(pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return a photograph made small, and noise: the interpreter takes up to 100 ms for an image of this size."""
+    """Return a shrunk photograph, and noise. The interpreter takes up to 100 ms for an image of this size."""
     shrunk = [np.asarray(Image.fromarray(picture).resize((48, 40))) for picture in pictures[:1]]
     return [*shrunk, np.random.default_rng(13).integers(0, 256, (37, 41, 3), np.uint8)]
 
 
 def folder_of_photographs() -> list[Path]:
-    """Return the photographs in the tests' shared folder."""
     from conftest import SHARED
 
     return sorted((SHARED / "photos").glob("*.jpg"))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from parity.case import Case
-from parity.geometry import geometry
+from parity.geometry import geometry_oracle
 from PIL import Image
 
 from gpuload import transforms as T
@@ -21,12 +21,11 @@ SIZE = 48
 
 def cropped_bands(image: np.ndarray, steps: list[tuple[Any, Any]], row: int) -> list[Image.Image]:
     """Return the bands of an image's crop, in 0 … 1."""
-    small = geometry(image, steps[:1], row).astype(np.float32) / 255
+    small = geometry_oracle(image, steps[:1], row).astype(np.float32) / 255
     return [Image.fromarray(np.ascontiguousarray(small[:, :, channel])) for channel in range(3)]
 
 
 def mix_by_libraries(pair: tuple[np.ndarray, np.ndarray], steps: list[tuple[Any, Any]], row: int) -> np.ndarray:
-    """Mix an image with its neighbor by Kornia or Pillow."""
     from kornia.enhance import add_weighted
 
     partner = row ^ 1 if row ^ 1 < len(steps[0][1].box_tlhw) else row
@@ -57,6 +56,6 @@ def mixing(transform: Any) -> Case:
         max=1e-4,
         against="Kornia add_weighted" if blends else "Pillow crop and paste, mode F",
         reason="float32 sums are computed in another order" if blends else "the factor 1/255 is rounded to float32",
-        pairs=True,
+        mixes_images=True,
         to_levels=lambda numbers: numbers * 255,
     )

@@ -18,9 +18,9 @@ if __name__ == "__main__":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is declared
 
 from parity.case import RUNS, Case
-from parity.compare import Measured, measure, operations, pairs_of, runs_of, sets_of, topics
-from parity.images import SETS, image_set
-from parity.usable import why_not
+from parity.compare import Measured, first_cases, measure, pairs_of, runs_of, sets_of, topics
+from parity.images import DRAW_ROUNDS, image_set
+from parity.usable import unusable_reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 TITLES = {
@@ -65,7 +65,6 @@ LINE = f"| :-- | :-- |{' --: |' * (len(RUNS) + 2)} :-- |"
 
 
 def row_start(case: Case) -> str:
-    """Return the beginning of a case's row."""
     return f"| {case.name} | {case.against} | "
 
 
@@ -78,7 +77,7 @@ def row_of(case: Case, results: dict[str, Measured], notes: dict[str, str]) -> s
         if measured is not None and tolerance is not None:
             bounds = numbers(tolerance.mean, tolerance.max, tolerance.apart)
             cells[-1] += f" (≤ {bounds}; {letter(tolerance.reason, notes)})"
-    spread = numbers(max(measured.apart for measured in results.values())) if case in operations() else "–"
+    spread = numbers(max(measured.apart for measured in results.values())) if case in first_cases() else "–"
     bound = numbers(case.mean, case.max, case.between)
     return f"{row_start(case)}{' | '.join(cells)} | {spread} | {bound} | {letter(case.reason, notes)} |"
 
@@ -98,7 +97,7 @@ def measure_case(case: Case) -> dict[str, Measured]:
     for run in results:
         for set_name in sorted({*sets_of(run), "small"}):
             results[run] |= measure(case, run, set_name, compared_with=())
-    for run, other, set_name in pairs_of(case) if case in operations() else ():
+    for run, other, set_name in pairs_of(case) if case in first_cases() else ():
         results[run] |= measure(case, run, set_name, compared_with=(other,))
     return results
 
@@ -118,16 +117,16 @@ def section_of(topic: str, cases: tuple[Case, ...], known: str = "") -> str:
 
 def document(known: str = "") -> str:
     """Return the complete page; rows of a `known` page are not measured again."""
-    missing = {run: reason for run in RUNS if (reason := why_not(run))}
+    missing = {run: reason for run in RUNS if (reason := unusable_reason(run))}
     assert not missing, f"backends that cannot be run here: {missing}"
-    [dali] = {each.name for each in distributions()} & {"nvidia-dali-cuda120", "nvidia-dali-cuda130"}
+    [dali] = {distribution.name for distribution in distributions()} & {"nvidia-dali-cuda120", "nvidia-dali-cuda130"}
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {version(name)}" for name in ("torch", "pillow", "kornia", "triton", "numpy")]
     versions.append(f"DALI {version(dali)}")
     head = HEADER.format(
         photographs=len(image_set("photographs", 3)),
         random=len(image_set("random", 3)),
-        rounds=len(SETS["random"]),
+        rounds=len(DRAW_ROUNDS["random"]),
         small=len(image_set("small", 3)),
         versions=", ".join(versions),
     )

@@ -1,4 +1,4 @@
-"""A backend runs the transforms of a case itself where docs/parity.md has figures for it, and `Loader.plan` says so."""
+"""A backend runs the transforms of a case itself if docs/parity.md has figures for it, and `Loader.plan` says so."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from parity.usable import needs
 import gpuload as gl
 from gpuload import transforms as T
 
-FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5] * 3)
+TO_FLOAT, NORMALIZE = T.ToDtype("float32", scale=True), T.Normalize([0.5] * 3, [0.5] * 3)
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run not in ("torch", BATCHES)])
 def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
     needs(run)
     lines = PAGE.read_text().splitlines()
-    wrong = []
+    outdated = []
     for case in all_cases():
-        row = next((line for line in lines if line.startswith(row_start(case))), None)
-        if row is None or runs_natively(case, run) != (
-            row.removeprefix(row_start(case)).split(" | ")[RUNS.index(run)] != "–"
-        ):
-            wrong.append(case.name)
-    assert not wrong, f"docs/parity.md is out of date, run `python tests/parity/report.py`: {wrong}"
+        cells = [line.removeprefix(row_start(case)).split(" | ") for line in lines if line.startswith(row_start(case))]
+        if not cells or runs_natively(case, run) != (cells[0][RUNS.index(run)] != "–"):
+            outdated.append(case.name)
+    assert not outdated, f"docs/parity.md is out of date, run `python tests/parity/report.py`: {outdated}"
 
 
 @pytest.mark.parametrize("backend", ["kornia", "dali", "fused"])
@@ -33,16 +31,16 @@ def test_a_backend_runs_the_cases_for_which_the_document_has_figures(run):
     "chain",
     [
         [T.RandomResizedCrop(32, interpolation="random"), T.RandomHorizontalFlip(), T.RandAugment(), NORMALIZE],
-        [T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0.8), FLOAT, T.RandomErasing()],
+        [T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()], 0.8), TO_FLOAT, T.RandomErasing()],
     ],
 )
-def test_a_backend_runs_a_whole_chain(backend, chain):
+def test_a_backend_runs_an_entire_chain(backend, chain):
     needs(backend)
     plan = gl.Loader(["a.jpg", "b.jpg"], 2, transforms=chain, backend=backend, device="cpu", num_workers=0).plan()
     assert plan.backend == backend
     assert [step.transform for step in plan.steps] == list(T.Chain(chain).lines[0].transforms)
     elsewhere = {repr(step.transform): step.reason for step in plan.steps if step.backend != backend}
-    assert not elsewhere
+    assert not elsewhere, f"{backend} does not run all transforms: {elsewhere}"
 
 
 def test_a_transform_that_a_backend_lacks_runs_on_torch():

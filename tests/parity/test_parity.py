@@ -1,11 +1,11 @@
-"""Results on the backends that promise Pillow's levels, within the tolerances of the oracle and of each other."""
+"""Results of the backends that promise Pillow's levels are within the tolerances of the oracle and of each other."""
 
 from __future__ import annotations
 
 import pytest
 from helpers import lacking
 from parity.case import BOUNDED, RUNS, Case
-from parity.compare import all_cases, bounded_runs_of, measure, named, operations, pairs_of, runs_natively, sets_of
+from parity.compare import all_cases, bounded_runs_of, first_cases, is_named, measure, pairs_of, runs_natively, sets_of
 from parity.images import image_set
 from parity.usable import needs
 from transforms.specs import SPECS
@@ -13,7 +13,7 @@ from transforms.specs import SPECS
 from gpuload import transforms as T
 
 CASES = all_cases()
-OPERATIONS = operations()
+FIRST_CASES = first_cases()
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -32,54 +32,55 @@ def test_image_set_has_photographs():
 @pytest.mark.interpreter
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_results_are_within_the_tolerance_of_the_oracle(case: Case):
-    too_far = failures_against_the_oracle(case) + (failures_between_backends(case) if case in OPERATIONS else [])
-    assert not too_far, case.name
+    failures = failures_against_the_oracle(case) + (failures_between_backends(case) if case in FIRST_CASES else [])
+    assert not failures, case.name
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.interpreter
-@pytest.mark.parametrize("case", [case for case in CASES if case not in OPERATIONS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in FIRST_CASES], ids=lambda case: case.name)
 def test_results_of_backends_are_within_the_tolerance_of_each_other(case: Case):
     assert not failures_between_backends(case), case.name
 
 
 def failures_against_the_oracle(case: Case) -> list[str]:
-    """Return the results that differ more from the oracle than the table allows."""
-    too_far = []
+    """Describe the results that differ more from the oracle than the table allows."""
+    failures = []
     for run in bounded_runs_of(case):
         tolerance = case.tolerance(run)
         for set_name in sets_of(run):
             measured = measure(case, run, set_name, compared_with=())
             is_within = measured.max <= tolerance.max and measured.mean <= tolerance.mean
-            if not is_within:  # NaN is not within it
-                too_far.append(f"{run}, {set_name}: {measured}, where {tolerance} is allowed")
-    return too_far
+            if not is_within:  # NaN is not within the tolerance
+                failures.append(f"{run}, {set_name}: {measured}, where {tolerance} is allowed")
+    return failures
 
 
 def failures_between_backends(case: Case) -> list[str]:
-    """Return the backends that differ more from each other than the table allows."""
-    too_far = []
+    """Describe the backends that differ more from each other than the table allows."""
+    failures = []
     for run, other, set_name in pairs_of(case):
         spread = measure(case, run, set_name, compared_with=(other,)).apart
         allowed = case.tolerance(run).apart + (case.tolerance(other).apart if other != "torch" else 0.0)
         if not spread <= allowed:
-            too_far.append(f"{run} from {other}, {set_name}: {spread}, where {allowed} is allowed")
-    return too_far
+            failures.append(f"{run} from {other}, {set_name}: {spread}, where {allowed} is allowed")
+    return failures
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.parity])
 def test_parity_cases_of_a_spec_apply_its_transform(name):
-    assert all(name in {type(inner).__name__ for inner in case.transforms} for case in SPECS[name].parity)
+    for case in SPECS[name].parity:
+        assert name in {type(inner).__name__ for inner in case.transforms}, case.name
 
 
 def test_name_of_a_case_contains_the_transforms_it_tests():
     """`runs_natively` and the report need these names."""
     for case in CASES:
-        kinds = [inner for inner in case.transforms if not named(case, inner)]
-        assert len(kinds) < len(case.transforms), case.name
-        prepares = T.CenterCrop | T.ToDtype | T.Normalize | T.RandomHorizontalFlip | T.RandomVerticalFlip
-        assert all(isinstance(inner, prepares) for inner in kinds), case.name
+        unnamed = [inner for inner in case.transforms if not is_named(case, inner)]
+        assert len(unnamed) < len(case.transforms), case.name
+        preparing = T.CenterCrop | T.ToDtype | T.Normalize | T.RandomHorizontalFlip | T.RandomVerticalFlip
+        assert not [inner for inner in unnamed if not isinstance(inner, preparing)], case.name
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,9 @@ def test_names_of_cases_are_unique():
 def test_tolerances_of_a_case_name_known_backends_and_reasons():
     for case in CASES:
         assert set(case.backends) <= set(BOUNDED[1:]), case.name
-        assert all(tolerance.reason for tolerance in case.backends.values()), case.name
-        assert all(other != case.tolerance("torch") for other in case.backends.values()), case.name
+        for tolerance in case.backends.values():
+            assert tolerance.reason, case.name
+            assert tolerance != case.tolerance("torch"), case.name
 
 
 def test_document_lists_every_case():

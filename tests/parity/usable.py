@@ -1,4 +1,4 @@
-"""The backends that can run on this machine. Tests of others are skipped, or fail where all must run, as in CI."""
+"""The backends that can run on this machine. Tests of all other backends are skipped, or fail in CI."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpuload import transforms as T
 from gpuload.errors import BackendError
 from gpuload.stage import compile_stage
 
-__all__ = ["needs", "why_not"]
+__all__ = ["needs", "unusable_reason"]
 
 
 @cache
-def why_not(run: str) -> str | None:
+def unusable_reason(run: str) -> str | None:
     """Return why a backend cannot be used on this machine's CPU, or None."""
     if run in ("torch", BATCHES):
         return None
@@ -29,5 +29,5 @@ def why_not(run: str) -> str | None:
 
 def needs(run: str) -> None:
     """Skip a test if a backend cannot be used; fail it if ``CI`` is set, as on GitHub's machines."""
-    if (reason := why_not(run)) is not None:
+    if (reason := unusable_reason(run)) is not None:
         lacking.backend(run, reason)

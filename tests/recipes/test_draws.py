@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parity.case import BATCHES, RUNS
-from parity.usable import why_not
+from parity.usable import unusable_reason
 from recipes.comparison import IMAGENET_MEAN, IMAGENET_STD, Pictures
 
 import gpuload as gl
@@ -66,7 +66,7 @@ def test_draws_are_the_same_on_all_backends(images, monkeypatch, name):
     monkeypatch.setattr(Stage, "__call__", record_draws)
     small = Pictures([image.resize((32, 24)) for image in images[:4]])
     draws_by_backend = {}
-    for backend in [run for run in RUNS if run != BATCHES and why_not(run) is None]:
+    for backend in [run for run in RUNS if run != BATCHES and unusable_reason(run) is None]:
         seen_draws.clear()
         options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 3, "shuffle": True}
         with gl.Loader(small, 2, transforms=RECIPES[name], backend=backend, **options) as loader:

@@ -9,17 +9,17 @@ from scipy import stats
 from gpuload.rng.distributions import beta, beta_count, dirichlet, dirichlet_count, gamma_count, log_gamma, normal
 from gpuload.rng.philox import epoch_key, uniforms
 
-N = 40_000
+SAMPLES = 40_000
 SHAPES = (0.1, 0.2, 0.5, 0.8, 0.999, 1.0, 1.5, 3.0, 20.0)
 
 
 def uniforms_of_lane(count: int, lane: int = 0) -> np.ndarray:
-    return uniforms(epoch_key(5, 0), np.arange(N), lane, count)
+    return uniforms(epoch_key(5, 0), np.arange(SAMPLES), lane, count)
 
 
 def test_normal_is_distributed_as_scipys_and_uncorrelated():
     drawn = normal(uniforms_of_lane(4))
-    assert drawn.shape == (N, 4)
+    assert drawn.shape == (SAMPLES, 4)
     for column in drawn.T:
         assert stats.kstest(column, "norm").pvalue > 0.01
     assert abs(np.corrcoef(drawn.T) - np.eye(4)).max() < 0.02
@@ -36,7 +36,7 @@ def test_log_gamma_is_distributed_as_scipys(shape):
 def test_beta_of_equal_shapes_is_distributed_as_scipys(shape):
     drawn = beta(uniforms_of_lane(beta_count(shape, shape), lane=2), shape, shape)
     lower = drawn[drawn < 0.5]  # near 1, float64 is too coarse for the values of a small shape
-    assert stats.binomtest(len(lower), N).pvalue > 0.01
+    assert stats.binomtest(len(lower), SAMPLES).pvalue > 0.01
     assert stats.kstest(lower, lambda x: 2 * stats.beta(shape, shape).cdf(x)).pvalue > 0.01
 
 
@@ -56,7 +56,7 @@ def test_beta_of_a_tiny_shape_is_0_or_1():
 @pytest.mark.parametrize("shapes", [(1.0, 1.0, 1.0), (0.3, 0.3, 0.3, 0.3), (0.5, 1.0, 4.0)])
 def test_dirichlet_has_scipys_marginals_and_covariance(shapes):
     drawn = dirichlet(uniforms_of_lane(dirichlet_count(shapes), lane=4), shapes)
-    assert drawn.shape == (N, len(shapes))
+    assert drawn.shape == (SAMPLES, len(shapes))
     assert np.allclose(drawn.sum(axis=1), 1)
     for number, shape in enumerate(shapes):
         marginal = stats.beta(shape, sum(shapes) - shape)

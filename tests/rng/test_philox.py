@@ -1,4 +1,4 @@
-"""The counter-based generator: published answers, what a draw depends on, and uniformity."""
+"""The counter-based generator gives the published answers, is uniform, and depends only on its documented inputs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def exactly(text: str) -> str:
     return f"^{re.escape(text)}$"
 
 
-def numbers(text: str) -> list[int]:
+def parse_words(text: str) -> list[int]:
     return [int(word, 16) for word in text.split()]
 
 
-def plain_philox(counter: list[int], key: Key) -> list[int]:
+def philox_in_python(counter: list[int], key: Key) -> list[int]:
     """Compute Philox4x32-10 as in the paper, for one counter, in Python's integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -45,20 +45,20 @@ def plain_philox(counter: list[int], key: Key) -> list[int]:
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_philox4x32_gives_the_published_known_answers(counter: str, key: str, answer: str) -> None:
-    random_words = philox4x32(np.array(numbers(counter), np.uint32), Key(*numbers(key)))
+    random_words = philox4x32(np.array(parse_words(counter), np.uint32), Key(*parse_words(key)))
     assert random_words.dtype == np.uint32
-    assert random_words.tolist() == numbers(answer)
+    assert random_words.tolist() == parse_words(answer)
 
 
 def test_philox4x32_gives_a_known_answer_anywhere_in_a_large_array() -> None:
-    counter, key, answer = (numbers(text) for text in KNOWN_ANSWERS[2])
+    counter, key, answer = (parse_words(text) for text in KNOWN_ANSWERS[2])
     counters = np.random.default_rng(0).integers(0, 2**32, (5, 700, 4), np.uint32)
-    for place in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
-        counters[place] = counter
+    for index in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
+        counters[index] = counter
     random_words = philox4x32(counters, Key(*key))
     assert random_words.shape == counters.shape
-    for place in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
-        assert random_words[place].tolist() == answer
+    for index in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
+        assert random_words[index].tolist() == answer
 
 
 @pytest.mark.slow
@@ -66,14 +66,14 @@ def test_philox4x32_gives_a_known_answer_anywhere_in_a_large_array() -> None:
 @given(counters=st.lists(st.lists(UINT32, min_size=4, max_size=4), max_size=9), key=KEYS)
 def test_philox4x32_equals_the_algorithm_in_plain_integers(counters: list[list[int]], key: Key) -> None:
     random_words = philox4x32(np.array(counters, np.uint32).reshape(-1, 4), key)
-    assert random_words.tolist() == [plain_philox(counter, key) for counter in counters]
+    assert random_words.tolist() == [philox_in_python(counter, key) for counter in counters]
 
 
 @settings(deadline=None)
 @given(key=KEYS, position=st.integers(0, 2**63 - 1), lane=UINT32, count=st.integers(0, 19))
 def test_words_are_philox_of_position_lane_and_block(key: Key, position: int, lane: int, count: int) -> None:
     low, high = position & 0xFFFFFFFF, position >> 32
-    expected = [word for block in range(5) for word in plain_philox([low, high, lane, block], key)][:count]
+    expected = [word for block in range(5) for word in philox_in_python([low, high, lane, block], key)][:count]
     assert words(key, np.array([position]), lane, count).tolist() == [expected]
 
 
@@ -83,19 +83,19 @@ def test_uniforms_of_a_position_do_not_depend_on_other_positions_or_count(
     key: Key, size: int, count: int, data: st.DataObject
 ) -> None:
     positions = np.arange(size) * 977
-    together = uniforms(key, positions, 3, count)
+    expected = uniforms(key, positions, 3, count)
     row = data.draw(st.integers(0, size - 1))
-    assert (uniforms(key, positions[row : row + 1], 3, count)[0] == together[row]).all()
-    assert (uniforms(key, positions[::-1], 3, count)[::-1] == together).all()
-    assert (uniforms(key, positions, 3, count + 5)[:, :count] == together).all()
+    assert (uniforms(key, positions[row : row + 1], 3, count)[0] == expected[row]).all()
+    assert (uniforms(key, positions[::-1], 3, count)[::-1] == expected).all()
+    assert (uniforms(key, positions, 3, count + 5)[:, :count] == expected).all()
 
 
 def test_uniforms_and_philox4x32_return_new_memory_and_keep_their_arguments() -> None:
     positions = np.arange(4)
-    first = uniforms(Key(1, 2), positions, 0, 4)
-    before = first.copy()
+    result = uniforms(Key(1, 2), positions, 0, 4)
+    copy = result.copy()
     uniforms(Key(3, 4), positions, 0, 4)
-    assert (first == before).all()
+    assert (result == copy).all()
     assert positions.tolist() == [0, 1, 2, 3]
     counters = np.ones((3, 4), np.uint32)
     philox4x32(counters, Key(1, 2))
@@ -108,7 +108,7 @@ def test_uniforms_differ_between_seeds_epochs_lanes_and_positions() -> None:
         uniforms(epoch_key(seed, epoch), positions, lane, 4)
         for seed, epoch, lane in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**31), (2**32, 0, 0)]
     ]
-    assert len(np.unique(np.concatenate(drawn).ravel())) > 0.999 * 6 * 4000
+    assert len(np.unique(np.concatenate(drawn).ravel())) > 0.999 * len(drawn) * drawn[0].size
 
 
 def test_uniforms_are_in_the_open_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_uniforms_of_no_positions_or_no_numbers_are_empty() -> None:
 @given(seed=UINT64, epoch=UINT64)
 def test_epoch_key_is_philox_of_the_epoch_under_the_seed(seed: int, epoch: int) -> None:
     key = Key(seed & 0xFFFFFFFF, seed >> 32)
-    assert list(epoch_key(seed, epoch)) == plain_philox([epoch & 0xFFFFFFFF, epoch >> 32, 0, 0], key)[:2]
+    assert list(epoch_key(seed, epoch)) == philox_in_python([epoch & 0xFFFFFFFF, epoch >> 32, 0, 0], key)[:2]
 
 
 def test_epoch_keys_differ_between_seeds_and_epochs_and_repeat() -> None:
@@ -163,12 +163,7 @@ def test_seed_of_epoch_key_that_is_not_an_integer_is_refused() -> None:
     ("positions", "lane", "count", "text"),
     [
         (np.zeros(3), 0, 1, "positions must be a one-dimensional array of integers, got float64 of shape (3,)"),
-        (
-            np.zeros((3, 1), np.int64),
-            0,
-            1,
-            "positions must be a one-dimensional array of integers, got int64 of shape (3, 1)",
-        ),
+        (np.zeros((3, 1), np.int64), 0, 1, "positions must be a one-dimensional array of integers, got int64 of shape"),
         (np.arange(3), -1, 1, "lane must lie in 0 … 2**32 - 1, got -1"),
         (np.arange(3), 2**32, 1, "lane must lie in 0 … 2**32 - 1, got 4294967296"),
         (np.arange(3), 0, -1, "count must not be negative, got -1"),
@@ -177,7 +172,7 @@ def test_seed_of_epoch_key_that_is_not_an_integer_is_refused() -> None:
 def test_bad_positions_lanes_and_counts_of_uniforms_are_refused(
     positions: np.ndarray, lane: int, count: int, text: str
 ) -> None:
-    with pytest.raises(ValueError, match=exactly(text)):
+    with pytest.raises(ValueError, match=re.escape(text)):
         uniforms(Key(0, 0), positions, lane, count)
 
 

@@ -1,4 +1,4 @@
-"""The register of lanes and positions, which are disjoint, so that no two users draw the same number."""
+"""The lanes and positions that are registered are disjoint, so that no two users draw the same number."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ OFFSETS = ("DRAWS",)  # of lanes of `TRANSFORMS` and `MODULE`
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
-def test_lanes_and_positions_of_this_test_are_all_of_the_register():
-    assert sorted(streams.__all__) == sorted(LANES + OFFSETS + POSITIONS), (
-        "add the new name to LANES, OFFSETS or POSITIONS"
-    )
+def test_lanes_and_positions_above_are_all_that_are_registered():
+    names = LANES + OFFSETS + POSITIONS
+    assert sorted(streams.__all__) == sorted(names), "add the new name to LANES, OFFSETS or POSITIONS above"
 
 
 @pytest.mark.parametrize(("names", "count"), [(LANES, 2**32), (POSITIONS, 2**63)])

@@ -1,4 +1,4 @@
-"""The option `backend` of a Loader: results, resumes, plans, and errors for missing libraries."""
+"""The option `backend` of a Loader changes neither batches nor resumes; plans show it, and missing libraries raise."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_loader_gives_the_same_epoch_on_every_backend(jpeg_folder, backend):
 @pytest.mark.processes
 def test_bits_of_a_backend_do_not_depend_on_workers(jpeg_folder, backend):
     with (
-        make_loader(jpeg_folder, backend) as first,
-        make_loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as second,
+        make_loader(jpeg_folder, backend) as in_process,
+        make_loader(jpeg_folder, backend, num_workers=2, chunk_size=3) as in_workers,
     ):
-        for (images, _), (others, _) in zip(first, second, strict=True):
-            assert torch.equal(images, others)
+        for (images, _), (images_of_workers, _) in zip(in_process, in_workers, strict=True):
+            assert torch.equal(images, images_of_workers)
 
 
 LIBRARY_RECIPE = [
@@ -70,48 +70,48 @@ LIBRARY_RECIPE = [
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
 def test_bits_of_an_image_do_not_depend_on_workers_batches_ranks_or_a_resume(jpeg_folder, backend):
-    def epoch(**options):
+    def load_images(**options):
         with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, **options) as loader:
             return torch.cat([images for images, _ in loader])
 
-    expected = epoch()
+    expected = load_images()
     for options in ({"num_workers": 1}, {"num_workers": 4, "chunk_size": 3}, {"batch_size": 1}, {"batch_size": 64}):
-        assert torch.equal(epoch(**options), expected), options
-    ranks = [epoch(batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
-    for number, batch_images in enumerate(expected.split(8)):
-        assert torch.equal(torch.cat([rank[4 * number : 4 * number + 4] for rank in ranks]), batch_images)
-    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as first:
-        next(batches := iter(first))
-        state = first.state_dict()
-        del batches
-    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as second:
-        second.load_state_dict(state)
-        assert torch.equal(torch.cat([images for images, _ in second]), expected[8:])
+        assert torch.equal(load_images(**options), expected), options
+    images_of_ranks = [load_images(batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
+    for step, batch_images in enumerate(expected.split(8)):
+        assert torch.equal(torch.cat([rank[4 * step : 4 * step + 4] for rank in images_of_ranks]), batch_images)
+    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+    with make_loader(jpeg_folder, backend, transforms=LIBRARY_RECIPE, batch_size=3) as resumed_loader:
+        resumed_loader.load_state_dict(state)
+        assert torch.equal(torch.cat([images for images, _ in resumed_loader]), expected[8:])
 
 
 def test_resume_with_another_backend_warns_and_continues_the_epoch(jpeg_folder, backend):
-    with make_loader(jpeg_folder, "torch") as first:
-        batches = iter(first)
+    with make_loader(jpeg_folder, "torch") as loader:
+        batches = iter(loader)
         next(batches)
-        state = first.state_dict()
+        state = loader.state_dict()
         remaining = list(batches)
     text = "the state was saved with the backend 'torch', but the batches are now"
-    with make_loader(jpeg_folder, backend) as second:
+    with make_loader(jpeg_folder, backend) as resumed_loader:
         with pytest.warns(RuntimeWarning, match=text):
-            second.load_state_dict(state)
-        assert_same_epoch(second, remaining)
+            resumed_loader.load_state_dict(state)
+        assert_same_epoch(resumed_loader, remaining)
 
 
 def test_masks_are_the_same_on_every_backend(jpeg_folder, backend):
-    class Masked(gl.ImageFolder):
+    class MaskedFolder(gl.ImageFolder):
         def __getitem__(self, index):
             image, label = super().__getitem__(index)
             return image, gl.Mask(np.asarray(Image.open(io.BytesIO(image.data)).convert("L"))), label
 
     options = {"transforms": [T.RandomCrop(24), T.RandomHorizontalFlip()], "shuffle": False}
-    dataset = Masked(jpeg_folder)
+    dataset = MaskedFolder(jpeg_folder)
     with make_loader(dataset, backend, **options) as loader, make_loader(dataset, "auto", **options) as reference:
-        assert all(map(torch.equal, next(iter(loader)), next(iter(reference))))
+        torch.testing.assert_close(next(iter(loader)), next(iter(reference)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["kornia", "dali"], indirect=True)
@@ -165,9 +165,10 @@ def test_loader_whose_library_is_missing_raises_backend_error(monkeypatch, name,
 @pytest.mark.parametrize(("name", "imported"), [("torch", ""), ("kornia", "kornia")])
 def test_loader_imports_only_the_library_of_its_backend(name, imported):
     lacking.require("kornia")
-    code = (
+    program = (
         "import sys, gpuload as gl; loader = gl.Loader(['a.jpg'], transforms=[gl.transforms.Resize(9)], "
         f"backend='{name}', device='cpu'); loader.plan(); "
         "print(*sorted({'triton', 'kornia', 'nvidia.dali'} & set(sys.modules)))"
     )
-    assert run_python(code)[0].strip() == imported
+    output, _ = run_python(program)
+    assert output.strip() == imported

@@ -1,4 +1,4 @@
-"""Chains with containers such as RandomApply, as the stage applies them."""
+"""The stage applies chains with containers, such as RandomApply, independently of batches and regions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpuload.rng.philox import epoch_key
 from gpuload.stage import RaggedImages, compile_stage
 
 KEY = epoch_key(3, 1)
+SMALL_CROP = T.RandomResizedCrop(16, (0.1, 0.3))
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,9 @@ KEY = epoch_key(3, 1)
         [T.RandomApply([T.RandomApply([T.ColorJitter(0.5)]), T.RandomVerticalFlip()], 0.7), T.RandomResizedCrop(20)],
     ],
 )
-def test_containers_give_each_image_the_same_bits_in_regions_in_batches_and_alone(make_images, make_batch, transforms):
+def test_image_in_containers_has_the_same_bits_decoded_as_a_region_in_a_batch_or_alone(
+    make_images, make_batch, transforms
+):
     chain = T.Chain(transforms)
     images = make_images(4, 12)
     ragged, draws = make_batch(chain, images, key=KEY)
@@ -49,15 +52,8 @@ def test_containers_give_each_image_the_same_bits_in_regions_in_batches_and_alon
         [T.RandomApply([T.RandomZoomOut(0, (1, 3), 1.0), T.RandomAffine(20), T.Resize((24, 24))], 1.0)],
         [T.Resize((20, 20)), T.RandomApply([T.RandomRotation(40, expand=True), T.Resize((20, 20))], 1.0)],
         [T.RandomApply([T.RandomResize(20, 40), T.GaussianBlur(3), T.Resize((24, 24))], 1.0)],
-        [
-            T.RandomApply(
-                [T.RandomRotation(0), T.RandomChoice([T.RandomResizedCrop(16, (0.1, 0.3)), T.Resize((16, 16))])], 1.0
-            )
-        ],
-        [
-            T.RandomApply([T.RandomCrop(20), T.RandomPerspective(0.5), T.RandomResizedCrop(16, (0.1, 0.3))], 0.9),
-            T.Resize((16, 16)),
-        ],
+        [T.RandomApply([T.RandomRotation(0), T.RandomChoice([SMALL_CROP, T.Resize((16, 16))])], 1.0)],
+        [T.RandomApply([T.RandomCrop(20), T.RandomPerspective(0.5), SMALL_CROP], 0.9), T.Resize((16, 16))],
     ],
 )
 def test_batched_runner_applies_a_branch_within_which_sizes_differ(transforms):

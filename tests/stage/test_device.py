@@ -1,6 +1,6 @@
 """`gpuload.stage.device`: calls to a device's runtime, its times, uploads of small arrays, and profiler ranges.
 
-`tests/cuda` tests what a GPU answers.
+`tests/cuda` tests the same functions on a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def recorded_parts(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensor).*:UserWarning")
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("make", "expected_count"),
     [
         (lambda: EYE, 1),
         (lambda: EYE.clone().requires_grad_(), 1),
@@ -55,13 +55,13 @@ def recorded_parts(monkeypatch):
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 1),
     ],
 )
-def test_keep_records_all_memory_of_a_tensor_of_any_layout(recorded_parts, make, expected):
+def test_keep_records_all_memory_of_a_tensor_of_any_layout(recorded_parts, make, expected_count):
     tensor = make()
     parts = recorded_parts(tensor)
-    assert len(parts) == expected
-    assert all(part.layout is torch.strided and not part.is_nested for part in parts)
+    assert len(parts) == expected_count
+    assert {(part.layout, part.is_nested) for part in parts} == {(torch.strided, False)}
     values = tensor.values() if tensor.is_nested or "sparse_cs" in str(tensor.layout) else parts[-1]
-    assert any(part.data_ptr() == values.data_ptr() for part in parts)
+    assert values.data_ptr() in {part.data_ptr() for part in parts}
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning")
@@ -92,7 +92,7 @@ def test_lock_without_cuda_is_refused():
 
 
 def test_refused_lock_returns_the_error_and_clears_the_last_error(monkeypatch):
-    """Otherwise, the check of a later launch would raise the error."""
+    """If the error were not cleared, the check of a later launch would raise it."""
     device = Accelerator(torch.device("cpu"))
     device.device = torch.device("cuda", 1)
     calls = []
@@ -101,7 +101,7 @@ def test_refused_lock_returns_the_error_and_clears_the_last_error(monkeypatch):
         @staticmethod
         def cudaHostRegister(address, nbytes, flags):
             calls.append((address, nbytes))
-            return 2
+            return 2  # cudaErrorMemoryAllocation
 
     class Launch:
         def fill_(self, value):
@@ -202,11 +202,10 @@ def test_upload_arrays_concatenates_a_list_of_arrays():
     assert second.tolist() == [1.5]
 
 
-NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
+RANGE_NAMES = ("gpuload::wait", "gpuload::decode", "gpuload::stage", "gpuload::copy")
 
 
 def run_epoch(**options: Any) -> int:
-    """Return the number of batches."""
     pictures = [np.full((20, 24, 3), number, np.uint8) for number in range(6)]
     transforms = [T.CenterCrop(16), T.ToDtype("float32", scale=True)]
     options = {"num_workers": 0, "device": "cpu", "chunk_size": 2, **options}
@@ -215,28 +214,28 @@ def run_epoch(**options: Any) -> int:
 
 
 def is_within(inner: Any, outer: Any) -> bool:
-    a, b = inner.time_range, outer.time_range
-    return b.start <= a.start and a.end <= b.end
+    inner_range, outer_range = inner.time_range, outer.time_range
+    return outer_range.start <= inner_range.start and inner_range.end <= outer_range.end
 
 
 @pytest.mark.slow
 def test_profiler_shows_the_ranges_of_each_batch():
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         assert run_epoch() == 3
-    events = {name: [event for event in trace.events() or () if event.name == name] for name in NAMES}
-    # A wait ends the epoch.
-    assert {name: len(ranges) for name, ranges in events.items()} == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
+    events = {name: [event for event in trace.events() or () if event.name == name] for name in RANGE_NAMES}
+    # The epoch ends with a wait that returns no batch.
+    assert {name: len(ranges) for name, ranges in events.items()} == dict(zip(RANGE_NAMES, (4, 3, 3, 3), strict=True))
     for decode in events["gpuload::decode"]:
-        assert any(is_within(decode, wait) for wait in events["gpuload::wait"])
+        assert [wait for wait in events["gpuload::wait"] if is_within(decode, wait)], "decoded outside waits"
     for copy in events["gpuload::copy"]:
-        assert any(is_within(copy, stage) for stage in events["gpuload::stage"])
-    for stage in events["gpuload::stage"]:
-        assert not any(is_within(stage, wait) or is_within(wait, stage) for wait in events["gpuload::wait"])
+        assert [stage for stage in events["gpuload::stage"] if is_within(copy, stage)], "copied outside stages"
     operations = [event for event in trace.events() or () if event.name.startswith("aten::")]
-    assert all(any(is_within(event, stage) for event in operations) for stage in events["gpuload::stage"])
+    for stage in events["gpuload::stage"]:
+        assert not [wait for wait in events["gpuload::wait"] if is_within(stage, wait) or is_within(wait, stage)]
+        assert [event for event in operations if is_within(event, stage)], "a stage without operations"
 
 
-def test_profiler_range_records_with_a_profiler_or_if_torch_does_not_say(monkeypatch: pytest.MonkeyPatch):
+def test_profiler_range_records_if_a_profiler_runs_or_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(profiler, "record_function", lambda name: pytest.fail(f"{name} is recorded without a profiler"))
         assert run_epoch() == 3
@@ -259,4 +258,4 @@ def test_profiler_range_within_emit_nvtx_records(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(profiler, "record_function", record)
     with profiler.emit_nvtx():
         run_epoch()
-    assert recorded == dict(zip(NAMES, (4, 3, 3, 3), strict=True))
+    assert recorded == dict(zip(RANGE_NAMES, (4, 3, 3, 3), strict=True))

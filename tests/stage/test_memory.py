@@ -1,4 +1,4 @@
-"""`OutputPool`: memory of a batch is reused after its last tensor was collected, and not before."""
+"""`OutputPool` reuses the memory of a batch only after the batch's last tensor was collected."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_empty_does_not_reuse_memory_that_a_view_or_array_uses():
     row = pool.empty(SHAPE, torch.float32)[2]
     row.fill_(7)
     gc.collect()
-    other = pool.empty(SHAPE, torch.float32)
-    other.fill_(1)
+    next_tensor = pool.empty(SHAPE, torch.float32)
+    next_tensor.fill_(1)
     assert (row == 7).all()
     array = row.numpy()
     del row
@@ -57,7 +57,7 @@ def test_empty_does_not_reuse_memory_that_a_view_or_array_uses():
 def test_pool_holds_at_most_max_free_blocks():
     pool = OutputPool()
     tensors = [pool.empty(SHAPE, torch.float32) for _ in range(MAX_FREE + 2)]
-    block_bytes = -(-tensors[0].nbytes // (2 << 20)) * (2 << 20)
+    block_bytes = -(-tensors[0].nbytes // (2 << 20)) * (2 << 20)  # rounded up to a multiple of 2 MiB
     tensors.clear()
     gc.collect()
     assert free_bytes(pool) == MAX_FREE * block_bytes

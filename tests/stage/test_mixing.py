@@ -18,8 +18,8 @@ from gpuload.errors import CollateError, SampleError
 from gpuload.rng.philox import epoch_key
 
 NORMALIZE = T.Normalize((0.5,) * 3, (0.25,) * 3)
-PLAIN = [T.RandomCrop(12), NORMALIZE, T.RandomErasing(0.5, value="random")]
-CHOICE = T.RandomChoice([T.MixUp(num_classes=CLASSES), T.CutMix(num_classes=CLASSES), T.Identity()], p=[3, 3, 1])
+UNMIXED = [T.RandomCrop(12), NORMALIZE, T.RandomErasing(0.5, value="random")]
+MIXING = T.RandomChoice([T.MixUp(num_classes=CLASSES), T.CutMix(num_classes=CLASSES), T.Identity()], p=[3, 3, 1])
 
 
 class Stream(IterableDataset):
@@ -30,9 +30,9 @@ class Stream(IterableDataset):
         return map(self.pictures.__getitem__, range(len(self.pictures)))
 
 
-def loader(dataset=None, batch_size: int | None = 4, transforms=None, **options) -> gl.Loader:
+def make_loader(dataset=None, batch_size: int | None = 4, transforms=None, **options) -> gl.Loader:
     options = {"num_workers": 0, "device": "cpu", "info": True, **options}
-    transforms = [*PLAIN, CHOICE] if transforms is None else transforms
+    transforms = [*UNMIXED, MIXING] if transforms is None else transforms
     return gl.Loader(Pictures(22) if dataset is None else dataset, batch_size, transforms=transforms, **options)
 
 
@@ -54,20 +54,22 @@ def assert_same_rows(rows: dict, expected: dict) -> None:
 
 
 def expected_rows(dataset) -> dict:
-    """Return the image and the label at each position by the formulas, from batches that are not mixed."""
-    images = rows_by_position(loader(dataset, 2, [*PLAIN, T.Identity()], shuffle=True))
-    positions, results = np.array(sorted(images)), {}
-    mix = T.Chain([*PLAIN, CHOICE]).draw(epoch_key(0, 0), positions, np.tile([[16, 20]], (len(positions), 1))).mix
+    """Mix the images and labels of unmixed batches by the formulas of MixUp and CutMix, and return them by position."""
+    unmixed_rows = rows_by_position(make_loader(dataset, 2, [*UNMIXED, T.Identity()], shuffle=True))
+    positions, results = np.array(sorted(unmixed_rows)), {}
+    sizes_hw = np.tile([[16, 20]], (len(positions), 1))  # the size of Pictures
+    mix = T.Chain([*UNMIXED, MIXING]).draw(epoch_key(0, 0), positions, sizes_hw).mix
     for row, position in enumerate(positions.tolist()):
-        (image, label), (partner_image, partner_label) = images[position], images.get(position ^ 1, images[position])
+        image, label = unmixed_rows[position]
+        partner_image, partner_label = unmixed_rows.get(position ^ 1, unmixed_rows[position])
         label, partner_label = (
-            torch.eye(CLASSES, dtype=torch.float64)[int(number)] for number in (label, partner_label)
+            torch.eye(CLASSES, dtype=torch.float64)[int(label_index)] for label_index in (label, partner_label)
         )
-        share = mix.share[row] if position ^ 1 in images else 1.0
+        share = mix.share[row] if position ^ 1 in unmixed_rows else 1.0
         top, left, height, width = mix.box_tlhw[row].tolist()
         mixed = image.double() if height else share * image.double() + (1 - share) * partner_image.double()
-        inside = np.s_[:, top : top + height, left : left + width]
-        mixed[inside] = partner_image[inside].double()
+        box = np.s_[:, top : top + height, left : left + width]
+        mixed[box] = partner_image[box].double()
         results[position] = mixed, share * label + (1 - share) * partner_label
     return results
 
@@ -75,18 +77,19 @@ def expected_rows(dataset) -> dict:
 @pytest.mark.parametrize("samples", [22, 21, 1])
 def test_mixing_blends_each_image_and_label_with_its_neighbor(samples):
     dataset = Pictures(samples)
-    rows, expected = rows_by_position(loader(dataset, shuffle=True)), expected_rows(dataset)
+    rows, expected = rows_by_position(make_loader(dataset, shuffle=True)), expected_rows(dataset)
     assert rows.keys() == expected.keys() == set(range(samples))
-    for position, (image, label) in expected.items():
-        torch.testing.assert_close(rows[position][0].double(), image, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(rows[position][1].double(), label, rtol=1e-6, atol=1e-6)
-        assert rows[position][1].dtype == torch.float32
-    soft = torch.stack([label for _, label in rows.values()])
-    torch.testing.assert_close(soft.sum(dim=1), torch.ones(samples))
+    for position, (expected_image, expected_label) in expected.items():
+        image, label = rows[position]
+        torch.testing.assert_close(image.double(), expected_image, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(label.double(), expected_label, rtol=1e-6, atol=1e-6)
+        assert label.dtype == torch.float32
+    soft_labels = torch.stack([label for _, label in rows.values()])
+    torch.testing.assert_close(soft_labels.sum(dim=1), torch.ones(samples))
     if samples % 2:  # the last row has no neighbor
-        assert sorted(soft[-1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
+        assert sorted(soft_labels[-1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
     else:
-        assert ((soft > 0) & (soft < 1)).any()
+        assert ((soft_labels > 0) & (soft_labels < 1)).any()
 
 
 @pytest.mark.usefixtures("warm")
@@ -95,83 +98,86 @@ def test_mixing_blends_each_image_and_label_with_its_neighbor(samples):
 @pytest.mark.parametrize("uneven", ["pad", "exact"])
 def test_mixing_gives_the_same_rows_on_any_number_of_ranks_and_workers(samples, uneven):
     options = {"dataset": Pictures(samples), "shuffle": True}
-    expected = rows_by_position(loader(batch_size=8, **options))
+    expected = rows_by_position(make_loader(batch_size=8, **options))
     for ranks, workers in ((1, 2), (2, 0), (4, 0), (2, 1)):
         if workers and samples != 21:
-            continue
-        rows, counts = {}, set()
+            continue  # workers start slowly, so they run with only one length, an odd one
+        rows, batch_lengths = {}, set()
         for rank in range(ranks):
-            shares = {"rank": rank, "world_size": ranks, "uneven": uneven, "num_workers": workers}
-            with loader(batch_size=8 // ranks, **options, **shares) as shard:
-                batches = list(shard)
-            counts.add(tuple(len(info.positions) for _, info in batches))
+            rank_options = {"rank": rank, "world_size": ranks, "uneven": uneven, "num_workers": workers}
+            with make_loader(batch_size=8 // ranks, **options, **rank_options) as rank_loader:
+                batches = list(rank_loader)
+            batch_lengths.add(tuple(len(info.positions) for _, info in batches))
             rows = rows_by_position(batches) | rows
-        assert len(counts) == 1  # ranks stay in step
-        assert ranks == 1 or all(count % 2 == 0 for count in counts.pop())
+        [lengths] = batch_lengths  # ranks stay in step
+        assert ranks == 1 or not any(np.array(lengths) % 2), f"a pair is split between ranks: {lengths}"
         assert_same_rows(rows, expected)
 
 
-def rows_of_ranks(make_loader, batch_size: int, ranks: int, state=None, **options) -> dict:
-    """Return the rows of all ranks, which resume a state if there is one, each with a part of the batch size."""
+def rows_of_ranks(loader_factory, batch_size: int, ranks: int, state=None, **options) -> dict:
+    """Load the rows of all ranks, from a saved state if given. The ranks share the batch size."""
     rows = {}
     for rank in range(ranks):
-        shard = make_loader(batch_size=batch_size // ranks, rank=rank, world_size=ranks, **options)
+        rank_loader = loader_factory(batch_size=batch_size // ranks, rank=rank, world_size=ranks, **options)
         if state is not None:
-            shard.load_state_dict(state)
-        rows |= rows_by_position(shard)
+            rank_loader.load_state_dict(state)
+        rows |= rows_by_position(rank_loader)
     return rows
 
 
 def test_mixing_with_uneven_drop_keeps_complete_pairs_on_each_rank():
     options = {"dataset": Pictures(23), "shuffle": True}
-    expected, rows = rows_by_position(loader(**options)), rows_of_ranks(loader, 8, 2, uneven="drop", **options)
+    expected = rows_by_position(make_loader(**options))
+    rows = rows_of_ranks(make_loader, batch_size=8, ranks=2, uneven="drop", **options)
+    # Of 23 samples, 3 do not fill a pair on each rank.
     assert_same_rows(rows, {position: expected[position] for position in range(20)})
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("repeats", [False, True])
 def test_mixing_after_a_resume_gives_the_same_rows(ranks, repeats):
-    make_loader = repeating_loader if repeats else partial(loader, shuffle=True)
-    first = make_loader(batch_size=12)
-    first.set_epoch(3)
-    expected = rows_by_position(first)
-    first.set_epoch(3)
-    batches = iter(first)
+    loader_factory = make_repeating_loader if repeats else partial(make_loader, shuffle=True)
+    loader = loader_factory(batch_size=12)
+    loader.set_epoch(3)
+    expected = rows_by_position(loader)
+    loader.set_epoch(3)
+    batches = iter(loader)
     rows = rows_by_position([next(batches)])
-    rows = rows_of_ranks(make_loader, 12, ranks, first.state_dict()) | rows
+    rows = rows_of_ranks(loader_factory, 12, ranks, loader.state_dict()) | rows
     assert_same_rows(rows, expected)
 
 
-class Numbered(Pictures):
+class PicturesLabeledByIndex(Pictures):
     """Pictures whose label is their index, so that soft labels show which two samples were mixed."""
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0], index
 
 
-def repeating_loader(batch_size: int, samples: int = 36, **options) -> gl.Loader:
-    mixing = {"transforms": [*PLAIN, T.MixUp(num_classes=samples)], "repeats": 3, "shuffle": True}
-    return loader(Numbered(samples), batch_size, **{**mixing, **options})
+def make_repeating_loader(batch_size: int, samples: int = 36, **options) -> gl.Loader:
+    mixing = {"transforms": [*UNMIXED, T.MixUp(num_classes=samples)], "repeats": 3, "shuffle": True}
+    return make_loader(PicturesLabeledByIndex(samples), batch_size, **{**mixing, **options})
 
 
 @pytest.mark.parametrize(("batch_size", "ranks"), [(12, 1), (6, 2), (4, 3), (8, 1), (2, 3), (6, 1), (2, 6)])
 def test_mixing_with_repeats_never_pairs_a_sample_with_itself(batch_size, ranks):
     for rank in range(ranks):
-        for (_, labels), info in repeating_loader(batch_size, world_size=ranks, rank=rank, drop_last=True):
+        for (_, labels), info in make_repeating_loader(batch_size, world_size=ranks, rank=rank, drop_last=True):
             indices = info.indices.tolist()
             for row, (index, label) in enumerate(zip(indices, labels, strict=True)):
-                partner = indices[(row + batch_size // 2) % batch_size]
+                partner = indices[(row + batch_size // 2) % batch_size]  # half a batch away
                 assert partner != index
                 assert set(label.nonzero().ravel().tolist()) == {index, partner}
 
 
 def test_mixing_with_repeats_leaves_a_sample_unmixed_if_its_partner_would_be_itself():
     """A batch has fewer than twice as many rows as a sample has repeats."""
-    plain = rows_by_position(repeating_loader(2, transforms=[*PLAIN, T.Identity()]))
-    for batch_size, unmixed in ((2, [0, 1, 4, 5, 6, 7, 10, 11]), (4, [0, 2, 9, 11])):
-        mixed = rows_by_position(repeating_loader(batch_size))
-        assert [position for position in range(12) if torch.equal(mixed[position][0], plain[position][0])] == unmixed
-        assert [position for position in range(12) if mixed[position][1].max() == 1] == unmixed
+    unmixed_rows = rows_by_position(make_repeating_loader(2, transforms=[*UNMIXED, T.Identity()]))
+    # Positions 0 … 2 are the repeats of one sample, 3 … 5 those of the next.
+    for batch_size, unmixed_positions in ((2, [0, 1, 4, 5, 6, 7, 10, 11]), (4, [0, 2, 9, 11])):
+        rows = rows_by_position(make_repeating_loader(batch_size))
+        assert [n for n in range(12) if torch.equal(rows[n][0], unmixed_rows[n][0])] == unmixed_positions
+        assert [n for n in range(12) if rows[n][1].max() == 1] == unmixed_positions
 
 
 @pytest.mark.parametrize(
@@ -181,117 +187,113 @@ def test_replay_of_a_mixed_repeat_gives_the_same_image(batch_size, ranks, uneven
     """The last batch of an epoch is shorter, and may have an odd number of rows."""
     samples = 37
     for rank in range(ranks):
-        repeats = repeating_loader(batch_size, world_size=ranks, rank=rank, samples=samples, uneven=uneven)
-        for position, (image, _) in rows_by_position(repeats).items():
+        loader = make_repeating_loader(batch_size, world_size=ranks, rank=rank, samples=samples, uneven=uneven)
+        for position, (image, _) in rows_by_position(loader).items():
             if position % ranks == rank:  # other rows only pad the last batch
-                assert torch.equal(repeats.replay(0, position).sample[0], image), position
+                assert torch.equal(loader.replay(0, position).sample[0], image), position
 
 
 def test_mixing_leaves_a_sample_unmixed_if_its_neighbor_was_skipped():
     dataset = Pictures(22, bad=[5])
-    transforms = [*PLAIN, T.MixUp(num_classes=CLASSES)]
+    transforms = [*UNMIXED, T.MixUp(num_classes=CLASSES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        rows = rows_by_position(loader(dataset, transforms=transforms, on_error="skip"))
-    expected = rows_by_position(loader(Pictures(22), transforms=transforms))
+        rows = rows_by_position(make_loader(dataset, transforms=transforms, on_error="skip"))
+    expected = rows_by_position(make_loader(Pictures(22), transforms=transforms))
     assert 5 not in rows
-    assert sorted(rows[4][1].tolist()) == [0.0] * (CLASSES - 1) + [1.0]
-    assert_same_rows({p: v for p, v in rows.items() if p != 4}, {p: v for p, v in expected.items() if p not in (4, 5)})
+    _, label = rows.pop(4)  # the neighbor of sample 5
+    assert sorted(label.tolist()) == [0.0] * (CLASSES - 1) + [1.0]
+    assert_same_rows(rows, {position: row for position, row in expected.items() if position not in (4, 5)})
 
 
 def test_mixing_with_a_sampler_or_stream_pairs_the_rows_of_a_batch():
     transforms = [T.CenterCrop(12), NORMALIZE, T.MixUp(num_classes=CLASSES)]
     order = [3, 8, 15, 2, 11, 6, 9]
-    lists = [[3, 8], [15], [2, 11, 6, 9]]
+    index_lists = [[3, 8], [15], [2, 11, 6, 9]]
     for options, pairs in (
         ({"sampler": order}, {0: 1, 1: 0, 2: 3, 3: 2, 4: 5, 5: 4, 6: 6}),
         ({"sampler": order, "rank": 1, "world_size": 2}, {0: 1, 1: 0, 2: 3, 3: 2, 4: 5, 5: 4, 6: 6}),
-        ({"batch_sampler": lists, "batch_size": 1}, {0: 1, 1: 0, 2: 2, 3: 4, 4: 3, 5: 6, 6: 5}),
+        ({"batch_sampler": index_lists, "batch_size": 1}, {0: 1, 1: 0, 2: 2, 3: 4, 4: 3, 5: 6, 6: 5}),
         ({"dataset": Stream(7)}, {0: 1, 1: 0, 2: 3, 3: 2, 4: 5, 5: 4, 6: 6}),
     ):
-        keys = range(7) if "dataset" in options else order
-        labels = torch.cat([labels for (_, labels), _ in loader(transforms=transforms, **options)])
+        indices = range(7) if "dataset" in options else order
+        labels = torch.cat([labels for (_, labels), _ in make_loader(transforms=transforms, **options)])
         for row, partner in pairs.items():
-            classes = {keys[row] % CLASSES, keys[partner] % CLASSES}
+            classes = {indices[row] % CLASSES, indices[partner] % CLASSES}
             assert set(labels[row].nonzero().ravel().tolist()) == classes, (options, row)
 
 
-def collated(samples, drop: int = 0):
+def collate_to_dict(samples, dropped_labels: int = 0):
     images, labels = zip(*samples, strict=True)
-    return {"pixels": torch.stack(images), "Labels": torch.tensor(labels[drop:])}
+    return {"pixels": torch.stack(images), "Labels": torch.tensor(labels[dropped_labels:])}
 
 
 def test_mixing_with_a_collate_fn_mixes_the_labels_it_returns():
-    expected = rows_by_position(loader(shuffle=True))
-    batches = loader(shuffle=True, collate_fn=collated)
+    expected = rows_by_position(make_loader(shuffle=True))
+    batches = make_loader(shuffle=True, collate_fn=collate_to_dict)
     assert_same_rows(rows_by_position(((batch["pixels"], batch["Labels"]), info) for batch, info in batches), expected)
     text = "MixUp mixed 4 images, but the batch has 3 labels; make the collate_fn keep one label per image"
     with pytest.raises(CollateError, match=re.escape(text)):
-        next(iter(loader(collate_fn=partial(collated, drop=1))))
+        next(iter(make_loader(collate_fn=partial(collate_to_dict, dropped_labels=1))))
 
 
 @pytest.mark.parametrize("on_error", [None, "skip", "replace"])
 def test_replay_of_a_mixed_sample_gives_the_same_image(on_error):
-    neighbour_fails = on_error is not None
-    dataset = Pictures(21, bad=[5] if neighbour_fails else [])
+    neighbor_fails = on_error is not None
+    dataset = Pictures(21, bad=[5] if neighbor_fails else [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        mixing_loader = loader(dataset, shuffle=not neighbour_fails, on_error=on_error or "raise")
-        rows = rows_by_position(mixing_loader)
+        loader = make_loader(dataset, shuffle=not neighbor_fails, on_error=on_error or "raise")
+        rows = rows_by_position(loader)
     for position in (0, 3, 4, 20):
-        replayed = mixing_loader.replay(0, position)
+        replayed = loader.replay(0, position)
         assert torch.equal(replayed.sample[0], rows[position][0])
         assert replayed.position == position
-        assert torch.equal(mixing_loader.replay(0, position, replayed.index).sample[0], rows[position][0])
+        assert torch.equal(loader.replay(0, position, replayed.index).sample[0], rows[position][0])
 
 
-EVEN = "batch_size must be even with MixUp"
+EVEN_BATCH_SIZE = "batch_size must be even with MixUp"
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_size": 5}, f"{EVEN}, which mixes the samples of a batch in pairs, got 5; use batch_size=6"),
-        ({"batch_size": 1}, f"{EVEN}, which mixes the samples of a batch in pairs, got 1; use "),
-        (
-            {"batch_size": None},
-            "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass an ",
-        ),
-        ({"batch_size": 3, "sampler": [1, 2]}, EVEN),
-        ({"dataset": Stream(4), "batch_size": 3}, EVEN),
-        (
-            {"ragged": "list"},
-            "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a crop ",
-        ),
+        ({"batch_size": 5}, f"{EVEN_BATCH_SIZE}, which mixes the samples of a batch in pairs, got 5; use batch_size=6"),
+        ({"batch_size": 1}, f"{EVEN_BATCH_SIZE}, which mixes the samples of a batch in pairs, got 1; use "),
+        ({"batch_size": None}, "batch_size=None yields samples one by one, so MixUp has no neighbours to mix; pass "),
+        ({"batch_size": 3, "sampler": [1, 2]}, EVEN_BATCH_SIZE),
+        ({"dataset": Stream(4), "batch_size": 3}, EVEN_BATCH_SIZE),
+        ({"ragged": "list"}, "ragged='list' cannot be combined with MixUp, which mixes images of one size; put a "),
         ({"ragged": "pad"}, "ragged='pad' cannot be combined with MixUp"),
     ],
 )
 def test_loader_that_cannot_mix_its_batches_raises(options, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        loader(**options)
+        make_loader(**options)
 
 
-class Masked(Pictures):
+class MaskedPictures(Pictures):
     def __getitem__(self, index):
         image, label = super().__getitem__(index)
         return image, gl.Mask(image[:, :, 0]), label
 
 
-def test_mixing_of_samples_that_cannot_be_mixed_raises():
+@pytest.mark.parametrize("options", [{}, {"collate_fn": list}])
+def test_mixing_of_masks_or_different_sizes_in_a_batch_raises(options):
     text = "MixUp mixes images, but masks, boxes and keypoints cannot be mixed; remove MixUp"
-    for options in ({}, {"collate_fn": list}):
-        with pytest.raises(SampleError, match=re.escape(text)):
-            next(iter(loader(Masked(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))
-    sizes = [(np.zeros((8, 8 + 2 * i, 3), np.uint8), i) for i in range(4)]
-    for options in ({}, {"collate_fn": list}):
-        with pytest.raises(ValueError, match="the images of a batch have different sizes"):
-            next(iter(loader(sizes, transforms=[NORMALIZE, T.MixUp(num_classes=4)], **options)))
-    pairs = [(gl.Image(np.zeros((8, 8, 3), np.uint8)), gl.Image(np.zeros((9, 30, 3), np.uint8)), i) for i in range(4)]
+    with pytest.raises(SampleError, match=re.escape(text)):
+        next(iter(make_loader(MaskedPictures(4), transforms=[T.CenterCrop(8), NORMALIZE, T.MixUp()], **options)))
+    samples = [(np.zeros((8, 8 + 2 * i, 3), np.uint8), i) for i in range(4)]
+    with pytest.raises(ValueError, match="the images of a batch have different sizes"):
+        next(iter(make_loader(samples, transforms=[NORMALIZE, T.MixUp(num_classes=4)], **options)))
+
+
+def test_images_of_different_sizes_in_a_sample_are_mixed_by_mixup_and_refused_by_cutmix():
+    samples = [(gl.Image(np.zeros((8, 8, 3), np.uint8)), gl.Image(np.zeros((9, 30, 3), np.uint8)), i) for i in range(4)]
     text = "the images of sample 0 have different sizes, so CutMix would mix them in different proportions"
     with pytest.raises(CollateError, match=re.escape(text)):
-        next(iter(loader(pairs, transforms=[NORMALIZE, T.CutMix(num_classes=4)])))
-    images, _, labels = next(
-        iter(loader(pairs, transforms=[NORMALIZE, T.MixUp(labels_getter=lambda batch: batch[2], num_classes=4)]))
-    )[0]
+        next(iter(make_loader(samples, transforms=[NORMALIZE, T.CutMix(num_classes=4)])))
+    mixup = T.MixUp(labels_getter=lambda batch: batch[2], num_classes=4)
+    (images, _, labels), _ = next(iter(make_loader(samples, transforms=[NORMALIZE, mixup])))
     assert images.shape == (4, 3, 8, 8)
     assert labels.shape == (4, 4)

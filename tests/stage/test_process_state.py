@@ -25,67 +25,66 @@ def test_stage_within_autocast_gives_the_same_images(make_images, run_stage, bac
         assert torch.equal(run_stage(CHAIN, make_images(0, 3), backend=backend), expected)
 
 
-class Doubled(torch.nn.Module):
+class Double(torch.nn.Module):
     def forward(self, batch):
         return batch * 2
 
 
-AS_LIST = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
+TO_LIST = {"list": list, "pad": list, "error": lambda result: [result], "views": list}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("ragged", "end"), [*((ragged, []) for ragged in AS_LIST), ("error", [Doubled()]), ("views", [Doubled()])]
+    ("ragged", "modules"), [*((ragged, []) for ragged in TO_LIST), ("error", [Double()]), ("views", [Double()])]
 )
-def test_stage_within_inference_mode_returns_ordinary_tensors(make_images, make_batch, backend, ragged, end):
-    chain = T.Chain([*CHAIN, *end])
+def test_stage_within_inference_mode_returns_ordinary_tensors(make_images, make_batch, backend, ragged, modules):
+    chain = T.Chain([*CHAIN, *modules])
     images, draws = make_batch(chain, make_images(0, 3))
     stage = compile_stage(chain, device="cpu", backend=backend, ragged=ragged)
 
-    def results():
+    def run():
         batch = stage(images, draws)
-        return AS_LIST[ragged](stage.call_modules(batch, [0]) if end else batch)
+        return TO_LIST[ragged](stage.call_modules(batch, [0]) if modules else batch)
 
     with torch.inference_mode():
-        inside = results()
-    outside = results()
-    assert not any(tensor.is_inference() for tensor in inside)
-    assert all(map(torch.equal, inside, outside))
+        results_in_inference_mode = run()
+    expected = run()
+    assert {tensor.is_inference() for tensor in results_in_inference_mode} == {False}
+    torch.testing.assert_close(results_in_inference_mode, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "axes", "channels"), [("uint8", 2, 1), ("int32", 3, 8), ("uint8", 3, 0)])
+@pytest.mark.parametrize(("dtype", "axes", "channels"), [("uint8", 2, 1), ("int32", 3, 8), ("uint8", 3, 0)])
 @pytest.mark.parametrize("transforms", [[T.CenterCrop(20)], [T.Resize(20)], [T.CenterCrop(20), T.ToDtype("float32")]])
 def test_mask_stage_within_inference_mode_returns_ordinary_tensors(
-    make_images, make_batch, transforms, kind, axes, channels
+    make_images, make_batch, transforms, dtype, axes, channels
 ):
     chain = T.Chain(transforms)
     pictures = [np.repeat(image, channels, axis=2) for image in make_images(0, 3, 1)]
     masks, draws = make_batch(chain, pictures)
     with torch.inference_mode():
-        each, batch = MaskStage(torch.device("cpu"))(masks, draws, [(kind, axes)] * 3)
-    assert len(each) == 3
-    assert not any(mask.is_inference() for mask in each)
+        single_masks, batch = MaskStage(torch.device("cpu"))(masks, draws, [(dtype, axes)] * 3)
+    assert [mask.is_inference() for mask in single_masks] == [False] * 3
     assert batch is None or not batch.is_inference()
 
 
 def test_module_runs_within_the_users_autocast(make_images, make_batch):
-    seen = []
+    autocast_flags = []
 
-    class Watching(torch.nn.Module):
+    class RecordAutocast(torch.nn.Module):
         def forward(self, batch):
-            seen.append(torch.is_autocast_enabled("cpu"))
+            autocast_flags.append(torch.is_autocast_enabled("cpu"))
             return batch
 
-    chain = T.Chain([T.CenterCrop(20), Watching()])
+    chain = T.Chain([T.CenterCrop(20), RecordAutocast()])
     stage = compile_stage(chain, device="cpu")
     images, draws = make_batch(chain, make_images(0, 3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         stage.call_modules(stage(images, draws), [0])
     stage.call_modules(stage(images, draws), [0])
-    assert seen == [True, False]
+    assert autocast_flags == [True, False]
 
 
-FORKED = """
+FORK_PROGRAM = """
 import os, signal, sys
 import numpy as np, torch
 import gpuload as gl
@@ -114,4 +113,4 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("name", ["torch", "kornia"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_loader_in_a_forked_process_gives_the_same_images(name):
-    run_python(FORKED, name, flags=("-W", "ignore"))
+    run_python(FORK_PROGRAM, name, flags=("-W", "ignore"))

@@ -1,4 +1,4 @@
-"""`RaggedImages`: batches of images of any sizes, from arrays and from tensors of any memory layout."""
+"""`RaggedImages` holds images of any sizes, from arrays and from tensors of any memory layout."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DTYPES = ["uint8", "uint16", "float32"]
 
 
 def test_from_arrays_stores_images_one_after_the_other():
-    arrays = [np.full((2, 3, 3), 7, np.uint8), np.full((4, 1, 1), 9, np.uint8)[:, ::-1]]
-    images = RaggedImages.from_arrays(arrays)
+    random_arrays = [np.full((2, 3, 3), 7, np.uint8), np.full((4, 1, 1), 9, np.uint8)[:, ::-1]]
+    images = RaggedImages.from_arrays(random_arrays)
     assert len(images) == 2
     assert images.pixels.tolist() == [7] * 18 + [9] * 4
     assert images.offsets.tolist() == [0, 18]
@@ -50,13 +50,13 @@ def test_from_arrays_of_another_dtype_or_shape_raises(array, got):
         RaggedImages.from_arrays([np.zeros((2, 2, 3), np.uint8), array])
 
 
-def arrays(sizes: list[tuple[int, int]], channels: int, dtype: str) -> list[np.ndarray]:
+def random_arrays(sizes: list[tuple[int, int]], channels: int, dtype: str) -> list[np.ndarray]:
     rng = np.random.default_rng(channels)
     return [rng.integers(0, 256, (*size, channels)).astype(dtype) for size in sizes]
 
 
-def windows(sizes_hw: np.ndarray) -> np.ndarray:
-    """Return a window in each image, of about half its size."""
+def half_windows(sizes_hw: np.ndarray) -> np.ndarray:
+    """Return a window within each image, with about half of the image's height and width."""
     return np.hstack([sizes_hw // 3, np.maximum(sizes_hw // 2, 1)])
 
 
@@ -91,7 +91,7 @@ def values_by_address(images: RaggedImages, row: int) -> list[float]:
 
 @matrix(layout=DENSE, dtype=DTYPES, channels=[1, 3, 5], size=[(5, 7), (1, 4), (6, 1), (1, 1)], count=[1, 3])
 def test_from_planes_of_one_tensor_reads_its_memory_in_place(layout, dtype, channels, size, count):
-    expected = arrays([size] * count, channels, dtype)
+    expected = random_arrays([size] * count, channels, dtype)
     tensor = DENSE[layout](expected)
     images = RaggedImages.from_planes(tensor, list("abc")[:count])
     assert images.pixels.data_ptr() == tensor.data_ptr()
@@ -100,7 +100,7 @@ def test_from_planes_of_one_tensor_reads_its_memory_in_place(layout, dtype, chan
     assert images.regions_tlhw.tolist() == [[0, 0, *size]] * count
     gapless = layout == "channels last" or (layout == "contiguous" and (channels == 1 or size == (1, 1)))
     assert gapless <= (images.steps is None)
-    assert_interleaves(images, expected, windows(images.sizes_hw))
+    assert_interleaves(images, expected, half_windows(images.sizes_hw))
     if images.steps is not None:
         assert [values_by_address(images, row) for row in range(count)] == [
             array.ravel().tolist() for array in expected
@@ -109,7 +109,7 @@ def test_from_planes_of_one_tensor_reads_its_memory_in_place(layout, dtype, chan
 
 @matrix(layout=LAYOUTS, dtype=DTYPES, channels=[1, 3, 4], count=[1, 5])
 def test_from_planes_of_several_sizes_reads_their_memory_in_place(layout, dtype, channels, count):
-    expected = arrays(IMAGE_SIZES[:count], channels, dtype)
+    expected = random_arrays(IMAGE_SIZES[:count], channels, dtype)
     planes = LAYOUTS[layout](expected)
     images = RaggedImages.from_planes(planes, list("abcde")[:count])
     assert images.pixels.data_ptr() == planes[0].data_ptr()
@@ -118,13 +118,13 @@ def test_from_planes_of_several_sizes_reads_their_memory_in_place(layout, dtype,
         layout in ("each channels last", "backwards") or (layout == "each" and channels == 1)
     )
     assert (images.steps is None) == (layout == "one after the other" or is_single_gapless)
-    assert_interleaves(images, expected, windows(images.sizes_hw))
+    assert_interleaves(images, expected, half_windows(images.sizes_hw))
     if images.steps is not None:
         assert [values_by_address(images, row) for row in range(count)] == [
             array.ravel().tolist() for array in expected
         ]
         order = np.arange(count)[::-1]
-        assert_interleaves(images.take(order), expected[::-1], windows(images.sizes_hw)[::-1])
+        assert_interleaves(images.take(order), expected[::-1], half_windows(images.sizes_hw)[::-1])
 
 
 @pytest.mark.parametrize("axes", [(4, -1, -1, -1), (4, 3, -1, -1), (4, 3, 6, -1), (4, 3, 6, 5)])
@@ -133,11 +133,11 @@ def test_from_planes_of_an_expanded_tensor_shares_its_memory(axes):
     tensor = tensor[:, *(slice(None if length == -1 else 1) for length in axes[1:])].expand(axes)
     images = RaggedImages.from_planes(tensor, list("abcd"))
     assert images.offsets.tolist() == [0] * 4
-    assert_interleaves(images, [*tensor.permute(0, 2, 3, 1).numpy()], windows(images.sizes_hw))
+    assert_interleaves(images, [*tensor.permute(0, 2, 3, 1).numpy()], half_windows(images.sizes_hw))
 
 
-def test_interleave_copies_into_the_memory_passed():
-    expected = arrays([(5, 7), (5, 7)], 3, "uint8")
+def test_interleave_copies_into_the_memory_that_it_is_given():
+    expected = random_arrays([(5, 7), (5, 7)], 3, "uint8")
     memory = torch.zeros(1000, dtype=torch.uint8)
     images = RaggedImages.from_planes(DENSE["contiguous"](expected), ["a", "b"])
     interleaved = images.interleave(full_windows(images.sizes_hw), lambda count: memory[:count])
@@ -146,7 +146,7 @@ def test_interleave_copies_into_the_memory_passed():
 
 
 def test_from_planes_keeps_the_tensors_alive():
-    expected = arrays(IMAGE_SIZES, 3, "float32")
+    expected = random_arrays(IMAGE_SIZES, 3, "float32")
     images = RaggedImages.from_planes(LAYOUTS["each"](expected), list("abcde"))
-    torch.full((10_000,), 7.0)
+    torch.full((10_000,), 7.0)  # would overwrite the memory if it were free
     assert_interleaves(images, expected, full_windows(images.sizes_hw))

@@ -1,4 +1,4 @@
-"""Chains run in segments on several backends: results equal those of one backend, and segments get what they need."""
+"""Chains that run in segments on several backends give the results of one backend; segments get only what they need."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class NamedTransforms(TorchBackend):
-    """A backend that runs transforms of some names with the reference, and records what each segment gets."""
+    """A backend that runs the transforms named by `names` with the reference, and records each segment's arguments."""
 
     name = "named"
 
     def __init__(self, names: set[str]) -> None:
         super().__init__(CPU)
         self.names = names
-        self.seen: list[Any] = []
+        self.calls: list[Any] = []
 
     def why_unsupported(self, outline, *, is_late=False, follows_own=True):
         is_supported = outline.name in self.names or not issubclass(outline.kind, CHANGES_PIXELS)
         return None if is_supported else "another name"
 
     def level_runner(self, finish):
-        run = super().level_runner(finish)
+        run_segments = super().level_runner(finish)
 
-        def watched(images, program, windows_tlhw, outputs, on_finished):
-            self.seen.append((images, [record.name for record in program.records], on_finished))
-            return run(images, program, windows_tlhw, outputs, on_finished)
+        def run_and_record(images, program, windows_tlhw, outputs, on_finished):
+            self.calls.append((images, [record.name for record in program.records], on_finished))
+            return run_segments(images, program, windows_tlhw, outputs, on_finished)
 
-        return watched
+        return run_and_record
 
 
 def segment_runner(chain: T.Chain, names: set[str]) -> tuple[SegmentRunner, NamedTransforms]:
@@ -54,8 +54,8 @@ def segment_runner(chain: T.Chain, names: set[str]) -> tuple[SegmentRunner, Name
     return SegmentRunner(plan_steps(line, backend), Finish.of(line, None), backends), backend
 
 
-def run(chain, names, batch, draws, **options):
-    """Return the result of the reference, that of the segments, and the backend."""
+def run_segments(chain, names, batch, draws, **options):
+    """Run the reference and the segments, and return both results and the backend."""
     expected = compile_stage(chain, device="cpu", **options)(batch, draws)
     runner, backend = segment_runner(chain, names)
     is_batch = isinstance(expected, torch.Tensor)
@@ -74,31 +74,31 @@ def run(chain, names, batch, draws, **options):
         {"RandomHorizontalFlip", "CenterCrop"},
     ],
 )
-def test_segments_on_several_backends_give_the_bits_of_one(make_images, make_batch, names):
+def test_segments_on_several_backends_have_the_bits_of_one_backend(make_images, make_batch, names):
     levels = [T.RandomInvert(), T.RandomResizedCrop(40), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     chain = T.Chain([*levels, T.CenterCrop(33), T.RandomGrayscale(0.5), NORMALIZE, T.RandomErasing(0.5)])
     for seed in range(3):
         ragged, draws = make_batch(chain, make_images(seed, 5))
-        expected, outputs, backend = run(chain, names, ragged, draws)
+        expected, outputs, backend = run_segments(chain, names, ragged, draws)
         assert torch.equal(outputs, expected)
-        assert {name for _, ran, _ in backend.seen for name in ran} == names | {"Normalize"}
+        assert {name for _, ran, _ in backend.calls for name in ran} == names | {"Normalize"}
 
 
 def test_segment_gets_only_the_window_that_it_needs(make_images, make_batch):
     chain = T.Chain([T.RandomInvert(), T.CenterCrop(20)])
     ragged, draws = make_batch(chain, make_images(0, 3), uncut=True)
-    _, _, backend = run(chain, {"CenterCrop"}, ragged, draws)
-    [(images, _, _)] = backend.seen
+    _, _, backend = run_segments(chain, {"CenterCrop"}, ragged, draws)
+    [(images, _, _)] = backend.calls
     assert images.shapes.tolist() == [[20, 20, 3]] * 3
     assert images.sizes_hw.tolist() == ragged.sizes_hw.tolist()
     assert (images.regions_tlhw == draws.windows_tlhw[1]).all()
 
 
-def test_segments_give_the_bits_of_one_for_images_of_several_sizes_and_gray_images(make_images, make_batch):
+def test_segments_have_the_bits_of_one_backend_for_several_sizes_and_gray_images(make_images, make_batch):
     chain = T.Chain([T.Grayscale(), T.Resize(20), T.RandomSolarize(99), T.RandomVerticalFlip()])
     ragged, draws = make_batch(chain, make_images(1, 4))
     for names in ({"Resize"}, {"Grayscale", "RandomSolarize"}, {"RandomVerticalFlip"}):
-        expected, outputs, _ = run(chain, names, ragged, draws, ragged="list")
+        expected, outputs, _ = run_segments(chain, names, ragged, draws, ragged="list")
         for output, expected_image in zip(outputs, expected, strict=True):
             assert torch.equal(output, expected_image)
 
@@ -107,9 +107,9 @@ def test_on_finished_offers_a_backend_only_the_records_planned_for_it(make_image
     chain = T.Chain([T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0), T.MixUp(num_classes=2)])
     ragged, draws = make_batch(chain, make_images(2, 4))
     for names in ({"Normalize", "RandomErasing"}, {"Normalize", "MixUp"}, {"Normalize", "RandomErasing", "MixUp"}):
-        expected, outputs, backend = run(chain, names, ragged, draws)
+        expected, outputs, backend = run_segments(chain, names, ragged, draws)
         assert torch.equal(outputs, expected)
-        on_finished = backend.seen[-1][2]
+        _, _, on_finished = backend.calls[-1]
         offered = [] if on_finished is None else [record.name for record in on_finished.records]
         assert offered == [name for name in ("RandomErasing", "MixUp") if "RandomErasing" in names and name in names]
 
@@ -120,20 +120,20 @@ def test_memory_between_segments_is_reused(make_images, make_batch):
     runner, backend = segment_runner(chain, {"CenterCrop"})
     for _ in range(3):
         runner(ragged, draws, torch.empty(3, 3, 20, 20, dtype=torch.uint8))
-    assert len({images.pixels.data_ptr() for images, _, _ in backend.seen}) == 1
+    assert len({images.pixels.data_ptr() for images, _, _ in backend.calls}) == 1
 
 
 def test_transforms_without_parameters_make_no_segment(make_images, make_batch):
     chain = T.Chain([T.ToDtype("float32", scale=True), T.Identity(), T.RandomInvert(), T.Resize((20, 20)), NORMALIZE])
     ragged, draws = make_batch(chain, make_images(3, 3))
-    expected, outputs, backend = run(chain, {"Resize"}, ragged, draws)
+    expected, outputs, backend = run_segments(chain, {"Resize"}, ragged, draws)
     assert torch.equal(outputs, expected)
-    assert [names for _, names, _ in backend.seen] == [["Resize", "Normalize"]]
+    assert [names for _, names, _ in backend.calls] == [["Resize", "Normalize"]]
 
 
 @matrix(layout=["contiguous", "sliced", "within others", "each channels last"], runner=["single", "batched"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_planes_give_the_bits_of_interleaved_images(make_images, layout, runner, dtype):
+def test_planes_have_the_bits_of_interleaved_images(make_images, layout, runner, dtype):
     arrays = [image[:40, :45].astype(dtype) for image in make_images(4, 4, low=50)]
     inputs = interleaved_and_planes(arrays, layout)
     colors = [T.ColorJitter(0.4, 0.4)] if dtype == "uint8" else []
@@ -154,7 +154,7 @@ def test_planes_are_interleaved_once_into_reused_memory(make_images):
     runner, backend = segment_runner(chain, {"CenterCrop", "RandomInvert"})
     for _ in range(3):
         runner(planes, draws, torch.empty(2, 3, 20, 20))
-    seen = [images for images, _, _ in backend.seen]
-    assert len({images.pixels.data_ptr() for images in seen}) == 1
-    assert {images.steps is None for images in seen} == {True}
-    assert seen[0].shapes.tolist() == [[20, 20, 3]] * 2
+    inputs = [images for images, _, _ in backend.calls]
+    assert len({images.pixels.data_ptr() for images in inputs}) == 1
+    assert {images.steps is None for images in inputs} == {True}
+    assert inputs[0].shapes.tolist() == [[20, 20, 3]] * 2

@@ -1,4 +1,4 @@
-"""Compiled stages: options, errors, the layout of a batch, and bits that depend only on the image."""
+"""Compiled stages return the requested dtype and layout, give bits that depend only on the image, and refuse errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuload.stage import check_stage, compile_stage
 from gpuload.stage import device as devices
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-TRAIN = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
+TRAINING_RECIPE = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE]
 
 
-def stage_of(transforms, **options):
+def compile_chain(transforms, **options):
     chain = T.Chain(transforms)
     return chain, compile_stage(chain, device="cpu", **options)
 
@@ -30,11 +30,7 @@ def stage_of(transforms, **options):
         ({"dtype": "half"}, "dtype must be one of 'float16', 'bfloat16', 'float32', got 'half'"),
         ({"dtype": "uint8"}, "dtype='uint8' is not a float dtype; to get uint8 images, omit dtype, Normalize and ToD"),
         ({"ragged": "pad"}, "ragged='pad' cannot be combined with the module Identity at the end of the transforms"),
-        (
-            {"ragged": "list", "pad_to": 32},
-            "pad_to=32 requires ragged='pad', which pads the images of a batch, but ragged is 'list'; set "
-            "ragged='pad', or omit pad_to",
-        ),
+        ({"ragged": "list", "pad_to": 32}, "pad_to=32 requires ragged='pad', which pads the images of a batch, but "),
     ],
 )
 def test_compile_stage_with_invalid_options_raises(options, text):
@@ -72,10 +68,10 @@ def test_stage_returns_the_requested_dtype_and_memory_format(make_images, run_st
 def test_floats_are_scaled_as_normalize_or_to_dtype_specify(
     make_images, make_batch, conversion, dtype, expected, scale
 ):
-    chain, stage = stage_of([T.CenterCrop(20), *conversion], dtype=dtype)
+    chain, stage = compile_chain([T.CenterCrop(20), *conversion], dtype=dtype)
     result = stage(*make_batch(chain, make_images(1, 2)))
-    chain, plain = stage_of([T.CenterCrop(20)])
-    pixels = plain(*make_batch(chain, make_images(1, 2)))
+    chain, stage_of_levels = compile_chain([T.CenterCrop(20)])
+    pixels = stage_of_levels(*make_batch(chain, make_images(1, 2)))
     assert result.dtype == expected
     assert pixels.dtype == torch.uint8
     torch.testing.assert_close(result.float(), pixels.float() / scale, atol=0, rtol=0.005)
@@ -84,7 +80,7 @@ def test_floats_are_scaled_as_normalize_or_to_dtype_specify(
 @pytest.mark.slow
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_stage_bits_do_not_depend_on_the_batch(make_images, run_stage, interpolation):
-    transforms = [T.Resize(90, interpolation), T.RandomCrop(70, 4, padding_mode="reflect"), *TRAIN]
+    transforms = [T.Resize(90, interpolation), T.RandomCrop(70, 4, padding_mode="reflect"), *TRAINING_RECIPE]
     images = make_images(2, 48)
     expected = run_stage(transforms, images)
     for position in range(48):
@@ -94,11 +90,11 @@ def test_stage_bits_do_not_depend_on_the_batch(make_images, run_stage, interpola
 
 
 def test_stage_called_twice_gives_the_same_bits_and_only_reads_its_input(make_images, make_batch):
-    chain, stage = stage_of(TRAIN)
+    chain, stage = compile_chain(TRAINING_RECIPE)
     ragged, draws = make_batch(chain, make_images(3, 5))
-    before = ragged.pixels.clone()
+    pixels_before = ragged.pixels.clone()
     assert torch.equal(stage(ragged, draws), stage(ragged, draws))
-    assert torch.equal(ragged.pixels, before)
+    assert torch.equal(ragged.pixels, pixels_before)
 
 
 def test_ragged_error_names_two_images_of_different_sizes(run_stage):
@@ -113,31 +109,33 @@ def test_ragged_error_names_two_images_of_different_sizes(run_stage):
 
 def test_ragged_list_and_pad_hold_the_same_images(make_images, run_stage):
     transforms, images = [T.Resize(30), T.RandomVerticalFlip(), NORMALIZE], make_images(4, 5)
-    each = run_stage(transforms, images, ragged="list")
+    images_of_list = run_stage(transforms, images, ragged="list")
     padded, sizes = run_stage(transforms, images, ragged="pad")
-    assert isinstance(each, list)
+    assert isinstance(images_of_list, list)
     assert sizes.dtype == torch.int64
-    assert sizes.tolist() == [list(image.shape[1:]) for image in each]
+    assert sizes.tolist() == [list(image.shape[1:]) for image in images_of_list]
     assert padded.shape == (5, 3, *sizes.amax(0).tolist())
-    for image, canvas, (height, width) in zip(each, padded, sizes.tolist(), strict=True):
-        assert torch.equal(canvas[:, :height, :width], image)
-        assert not canvas[:, height:].any()
-        assert not canvas[:, :, width:].any()
+    for image, padded_image, (height, width) in zip(images_of_list, padded, sizes.tolist(), strict=True):
+        assert torch.equal(padded_image[:, :height, :width], image)
+        assert not padded_image[:, height:].any()
+        assert not padded_image[:, :, width:].any()
     # The result is a list even if all images have one size.
     assert [image.shape for image in run_stage([T.CenterCrop(8)], images, ragged="list")] == [(3, 8, 8)] * 5
 
 
 @matrix(
     pad_to=[1, 7, np.int32(32)],
-    end=[[], [NORMALIZE, T.RandomErasing(1.0)]],
+    conversion=[[], [NORMALIZE, T.RandomErasing(1.0)]],
     memory_format=["contiguous_format", "channels_last"],
     backend=["torch", "batched", "kornia", "fused"],
 )
-def test_pad_to_rounds_the_padded_size_up_to_a_multiple(make_images, run_stage, pad_to, end, memory_format, backend):
+def test_pad_to_rounds_the_padded_size_up_to_a_multiple(
+    make_images, run_stage, pad_to, conversion, memory_format, backend
+):
     needs("torch" if backend == "batched" else backend)
     options = {"backend": "torch", "runner": "batched"} if backend == "batched" else {"backend": backend}
     options |= {"ragged": "pad", "memory_format": memory_format}
-    transforms, images = [T.Resize(20), T.RandomHorizontalFlip(), *end], make_images(4, 3)
+    transforms, images = [T.Resize(20), T.RandomHorizontalFlip(), *conversion], make_images(4, 3)
     expected, expected_sizes = run_stage(transforms, images, **options)
     padded, sizes = run_stage(transforms, images, pad_to=pad_to, **options)
     height, width = sizes.amax(0).tolist()
@@ -169,25 +167,21 @@ def test_stage_accepts_one_to_four_channels_unless_a_transform_restricts_them(ma
 @pytest.mark.parametrize(
     ("channels", "text"),
     [
-        (
-            [1],
-            "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop "
-            "or convert channels in the dataset, or decode to another mode",
-        ),
-        (
-            [3, 1],
-            "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop "
-            "or convert channels in the dataset, or use Encoded(…, mode='RGB') for all images",
-        ),
+        ([1],
+         "Normalize has 3 means and stds, but image 0 has 1 channel; give a mean and a std for each channel, drop or "
+         "convert channels in the dataset, or decode to another mode"),
+        ([3, 1],
+         "the images of a batch must have the same number of channels, but image 0 has 3 and image 1 has 1; drop or "
+         "convert channels in the dataset, or use Encoded(…, mode='RGB') for all images"),
     ],
-)
+)  # fmt: skip
 def test_channels_that_differ_from_normalize_or_within_a_batch_raise(make_images, run_stage, channels, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         run_stage([T.CenterCrop(8), NORMALIZE], [make_images(6, 1, count)[0] for count in channels])
 
 
 def test_stage_with_a_program_for_fewer_images_raises(make_images, make_batch):
-    chain, stage = stage_of([T.CenterCrop(8)])
+    chain, stage = compile_chain([T.CenterCrop(8)])
     ragged, draws = make_batch(chain, make_images(7, 2))
     with pytest.raises(ValueError, match=r"at least one image.*, got 2 images and a program for 1"):
         stage(ragged, draws.take(np.array([0])))
@@ -201,26 +195,26 @@ def test_stage_resizes_images_of_one_pixel(run_stage):
 
 
 def test_stage_restores_the_thread_count_after_a_batch_and_after_an_error(make_images, make_batch):
-    seen = []
+    thread_counts = []
 
-    class Spy(torch.nn.Module):
+    class RecordThreads(torch.nn.Module):
         def forward(self, batch):
-            seen.append(torch.get_num_threads())
+            thread_counts.append(torch.get_num_threads())
             return batch
 
-    before = torch.get_num_threads()
-    chain, stage = stage_of([T.CenterCrop(8), Spy()], cpu_threads=before + 1)
+    threads_before = torch.get_num_threads()
+    chain, stage = compile_chain([T.CenterCrop(8), RecordThreads()], cpu_threads=threads_before + 1)
     stage.call_modules(stage(*make_batch(chain, make_images(9, 2))), [0])
-    assert seen == [before + 1]
-    assert torch.get_num_threads() == before
-    chain, stage = stage_of([T.CenterCrop(8), NORMALIZE], cpu_threads=before + 1)
+    assert thread_counts == [threads_before + 1]
+    assert torch.get_num_threads() == threads_before
+    chain, stage = compile_chain([T.CenterCrop(8), NORMALIZE], cpu_threads=threads_before + 1)
     with pytest.raises(ValueError, match="Normalize has"):
         stage(*make_batch(chain, make_images(9, 2, 1)))
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == threads_before
 
 
 def test_check_stage_does_not_initialize_cuda(monkeypatch):
-    """A loader is checked when it is made: in each rank, and before the user may have chosen a device."""
+    """A loader is checked when it is created, in each rank, where the user may not have chosen a device yet."""
 
     def initialize():
         raise AssertionError("CUDA was initialized")

@@ -1,4 +1,4 @@
-"""CenterCropOrPad and TrimBorder against timm's, pixel by pixel."""
+"""CenterCropOrPad and TrimBorder give the pixels of timm's transforms."""
 
 from __future__ import annotations
 

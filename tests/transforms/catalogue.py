@@ -1,6 +1,6 @@
-"""The table in docs/transforms.md: each transform's arguments, the values it works on, and how torchvision differs.
+"""The table in docs/transforms.md: the arguments of each transform, the values it works on, and notes on torchvision.
 
-``python tests/transforms/catalogue.py`` rewrites the table between its marks; a test compares the page with it.
+``python tests/transforms/catalogue.py`` rewrites the table between its marks; a test checks that it is up to date.
 Arguments, defaults and states are read from the code, and notes from specs.py.
 """
 
@@ -25,36 +25,37 @@ BEGIN, END = "<!-- table: python tests/transforms/catalogue.py -->", "<!-- end o
 
 
 def signature(kind: type) -> str:
-    """Return the arguments with their defaults."""
-    shown, keyword_only = [], False
+    """Return the call with all arguments and their defaults."""
+    arguments, keyword_only = [], False
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
-            shown.append("*")
+            arguments.append("*")
             keyword_only = True
-        shown.append(name if parameter.default is inspect.Parameter.empty else f"{name}={plain(parameter.default)}")
-    return f"{kind.__name__}({', '.join(shown)})"
+        arguments.append(
+            name if parameter.default is inspect.Parameter.empty else f"{name}={format_default(parameter.default)}"
+        )
+    return f"{kind.__name__}({', '.join(arguments)})"
 
 
-def plain(value: Any) -> str:
+def format_default(value: Any) -> str:
     if isinstance(value, tuple) and any(isinstance(number, float) for number in value):
         return f"({', '.join(f'{number:.4g}' for number in value)})"
     return repr(value)
 
 
-def states(kind: Any) -> str:
+def works_on(kind: Any) -> str:
     """Return the kinds of values that a transform works on."""
     if not isinstance(kind.works_on, tuple):
         return "integers" if kind is T.ToDtype else "as the contained transforms"
-    short = {"uint8": "integers", "float": "floats", "normalized": "normalised"}
-    return ", ".join(short[state] for state in kind.works_on)
+    words = {"uint8": "integers", "float": "floats", "normalized": "normalised"}
+    return ", ".join(words[state] for state in kind.works_on)
 
 
 def table() -> str:
-    """Return the table, in Markdown."""
     rows = ["| transform | works on | compared with torchvision |", "| --- | --- | --- |"]
     for name, spec in sorted(SPECS.items()):
         kind = getattr(T, name)
-        rows.append(f"| `{signature(kind)}` | {states(kind)} | {spec.note or 'the same'} |")
+        rows.append(f"| `{signature(kind)}` | {works_on(kind)} | {spec.note or 'the same'} |")
     return "\n".join(rows)
 
 

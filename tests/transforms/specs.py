@@ -19,22 +19,22 @@ from hypothesis import strategies as st
 from parity import color
 from parity.auto import policy
 from parity.case import Case
-from parity.color import MEAN, STD, colour, in_both
-from parity.erasing import FLOAT, NORMALIZE, back, erasing
+from parity.color import MEAN, STD, color_and_gray, recolored
+from parity.erasing import FLOAT, NORMALIZE, denormalize, erasing
 from parity.geometry import (
-    CALL,
     FILL,
-    MIRROR,
-    RESIZED,
+    NUMPY_PAD,
+    ONE_CALL,
+    TWO_PASSES,
     WARPING,
-    cubic,
+    aliased,
+    bicubic,
+    by_pillow_call,
+    by_torchvision,
     moved,
-    plain,
-    real,
     resized,
-    tensors,
-    timm,
-    turned,
+    rotated,
+    timm_section,
     warped,
 )
 from parity.mixing import mixing
@@ -56,7 +56,7 @@ class Spec:
         chains: a strategy for its arguments in random chains; None if it does not work on levels.
         torchvision: each argument of torchvision's transform of the same name, with a value that is not the default;
             None if torchvision has no such transform.
-        more: the arguments that torchvision's transform does not have.
+        more: the arguments that torchvision's transform of the same name does not have.
         note: the differences from torchvision's transform, for docs/transforms.md; "" means none.
     """
 
@@ -74,27 +74,27 @@ class Spec:
         return self.picture if self.picture.startswith("T.") else None
 
 
-# A transform that does not change levels itself: it contains others, moves boxes, or combines samples.
+# The spec of a transform that does not change levels itself: it contains transforms, moves boxes, or combines samples.
 indirect = partial(Spec, parity=(), chains=None)
 
 
-def second(sample: Any) -> Any:
+def second_entry(sample: Any) -> Any:
     return sample[1]
 
 
-ANTIALIASED = (
+ANTIALIAS_NOTE = (
     "supports bilinear, bicubic, lanczos and nearest; with `antialias=False`, behaves like torch's `interpolate`"
 )
-FILLED = "`fill` is a pixel value before `ToDtype`, or a dict that maps types to fills: `{gl.Image: …, gl.Mask: …}`"
-INTEGERS = "computes on integers even after `ToDtype`"
-CLASSIFICATION = "refuses samples with masks, boxes or keypoints, as in torchvision"
-TIMM = "not in torchvision; from timm"
-MIXING = (
+FILL_NOTE = "`fill` is a pixel value before `ToDtype`, or a dict that maps types to fills: `{gl.Image: …, gl.Mask: …}`"
+INTEGER_NOTE = "computes on integers even after `ToDtype`"
+CLASSIFICATION_NOTE = "refuses samples with masks, boxes or keypoints, as in torchvision"
+TIMM_NOTE = "not in torchvision; from timm"
+MIXING_NOTE = (
     "mixes the sample with its neighbour in the epoch's order (or, with `Loader(repeats=…)`, with the sample half a "
     "batch away)"
 )
-FINISHED = "comes after `ToDtype` or `Normalize`; `label_smoothing` is from timm"
-ALBUMENTATIONS = "not in torchvision; from albumentations; swaps height and width"
+FINISHED_NOTE = "comes after `ToDtype` or `Normalize`; `label_smoothing` is from timm"
+ALBUMENTATIONS_NOTE = "not in torchvision; from albumentations; swaps height and width"
 
 shares = st.floats(0, 1)
 chances = st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])
@@ -103,10 +103,10 @@ pairs = st.tuples(sides, sides)
 filters = st.sampled_from(["nearest", "bilinear", "bicubic"])
 any_filter = st.sampled_from(["nearest", "bilinear", "bicubic", "random"])
 fills = st.one_of(st.just(0), st.integers(0, 255))
-modes = st.sampled_from(["constant", "edge", "reflect", "symmetric"])
+padding_modes = st.sampled_from(["constant", "edge", "reflect", "symmetric"])
 borders = st.integers(0, 20)
-odd = st.integers(0, 5).map(lambda number: 2 * number + 1)
-bins = st.integers(2, 31)
+odd_sizes = st.integers(0, 5).map(lambda number: 2 * number + 1)
+magnitude_bins = st.integers(2, 31)
 
 
 def ranges(low: float, high: float) -> Any:
@@ -120,23 +120,23 @@ factors = st.one_of(st.none(), ranges(0, 2))
 SPECS: dict[str, Spec] = {
     "Resize": Spec(
         picture="T.Resize((96, 96))",
-        note=ANTIALIASED,
+        note=ANTIALIAS_NOTE,
         torchvision={"size": 20, "interpolation": "bicubic", "max_size": 50, "antialias": False},
         parity=[
-            moved("Resize(nearest)", T.Resize((61, 47), "nearest"), against=CALL),
+            moved("Resize(nearest)", T.Resize((61, 47), "nearest"), against=ONE_CALL),
             resized("Resize", T.Resize(56)),
-            cubic("Resize(bicubic)", T.Resize((90, 130), "bicubic")),
+            bicubic("Resize(bicubic)", T.Resize((90, 130), "bicubic")),
             resized("Resize(max_size)", T.Resize(100, max_size=120), channels=1),
-            cubic("Resize(random)", T.Resize(70, "random")),
-            moved("Resize(lanczos)", T.Resize((91, 130), "lanczos"), against=RESIZED),
-            plain("Resize(antialias=False)", T.Resize((90, 130), antialias=False)),
-            plain("Resize(bicubic, antialias=False)", T.Resize(70, "bicubic", antialias=False)),
+            bicubic("Resize(random)", T.Resize(70, "random")),
+            moved("Resize(lanczos)", T.Resize((91, 130), "lanczos"), against=TWO_PASSES),
+            aliased("Resize(antialias=False)", T.Resize((90, 130), antialias=False)),
+            aliased("Resize(bicubic, antialias=False)", T.Resize(70, "bicubic", antialias=False)),
             resized(
                 "Resize, RandomRotation, RandomCrop",
                 T.Resize(80),
                 T.RandomRotation(30, "nearest", expand=True, fill=FILL),
                 T.RandomCrop(48),
-                against=f"{RESIZED}, Image.transform, Image.crop",
+                against=f"{TWO_PASSES}, Image.transform, Image.crop",
             ),
             resized(
                 "Resize, RandomRotate90, RandomCrop, RandomTranspose",
@@ -163,7 +163,7 @@ SPECS: dict[str, Spec] = {
     ),
     "RandomCrop": Spec(
         picture="T.RandomCrop(112)",
-        note=FILLED,
+        note=FILL_NOTE,
         torchvision={
             "size": (20, 30),
             "padding": (1, 2, 3, 4),
@@ -177,7 +177,7 @@ SPECS: dict[str, Spec] = {
                 moved(
                     f"RandomCrop(padding_mode={mode})",
                     T.RandomCrop((90, 48), padding=30, pad_if_needed=True, padding_mode=mode),
-                    against=MIRROR,
+                    against=NUMPY_PAD,
                 )
                 for mode in ("edge", "reflect", "symmetric")
             ),
@@ -185,8 +185,8 @@ SPECS: dict[str, Spec] = {
         draws=[
             D.Definition(
                 T.RandomCrop((70, 30), padding=(1, 2, 3, 4), pad_if_needed=True),
-                D.corner,
-                D.simulation(D.BOX[:2], published.crop, D.SIZE, (70, 30), (1, 2, 3, 4)),
+                D.corner_columns,
+                D.simulation(D.BOX[:2], published.crop, D.SIZE_HW, (70, 30), (1, 2, 3, 4)),
             )
         ],
         chains=st.builds(
@@ -195,12 +195,12 @@ SPECS: dict[str, Spec] = {
             st.one_of(st.none(), borders, st.tuples(borders, borders, borders, borders)),
             st.just(True),
             fills,
-            modes,
+            padding_modes,
         ),
     ),
     "RandomResizedCrop": Spec(
         picture="T.RandomResizedCrop(128)",
-        note=f'{ANTIALIASED}; `interpolation="random"` is from timm',
+        note=f'{ANTIALIAS_NOTE}; `interpolation="random"` is from timm',
         torchvision={
             "size": (20, 30),
             "scale": (0.2, 0.7),
@@ -209,90 +209,92 @@ SPECS: dict[str, Spec] = {
             "antialias": False,
         },
         parity=[
-            moved("RandomResizedCrop(lanczos)", T.RandomResizedCrop(64, interpolation="lanczos"), against=RESIZED),
-            plain(
+            moved("RandomResizedCrop(lanczos)", T.RandomResizedCrop(64, interpolation="lanczos"), against=TWO_PASSES),
+            aliased(
                 "RandomResizedCrop(antialias=False)", T.RandomResizedCrop(64, interpolation="random", antialias=False)
             ),
-            moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=CALL),
+            moved("RandomResizedCrop(nearest)", T.RandomResizedCrop(48, interpolation="nearest"), against=ONE_CALL),
             resized("RandomResizedCrop", T.RandomResizedCrop(64)),
-            cubic("RandomResizedCrop(bicubic)", T.RandomResizedCrop((50, 70), interpolation="bicubic")),
-            cubic("RandomResizedCrop(random)", T.RandomResizedCrop(64, interpolation="random")),
-            real("RandomResizedCrop of Pillow images", T.RandomResizedCrop((64, 90)), 0.3, 1),
-            real(
+            bicubic("RandomResizedCrop(bicubic)", T.RandomResizedCrop((50, 70), interpolation="bicubic")),
+            bicubic("RandomResizedCrop(random)", T.RandomResizedCrop(64, interpolation="random")),
+            by_pillow_call("RandomResizedCrop of Pillow images", T.RandomResizedCrop((64, 90)), 0.3, 1),
+            by_pillow_call(
                 "RandomResizedCrop(bicubic) of Pillow images",
                 T.RandomResizedCrop((50, 70), interpolation="bicubic"),
                 0.5,
                 25,
             ),
-            tensors("RandomResizedCrop of tensors", T.RandomResizedCrop((64, 90)), 1),
-            tensors("RandomResizedCrop(bicubic) of tensors", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 2),
+            by_torchvision("RandomResizedCrop of tensors", T.RandomResizedCrop((64, 90)), 1),
+            by_torchvision(
+                "RandomResizedCrop(bicubic) of tensors", T.RandomResizedCrop((50, 70), interpolation="bicubic"), 2
+            ),
         ],
         draws=[
-            D.resized_crops((0.08, 1.0), (3 / 4, 4 / 3)),
-            D.resized_crops((0.8, 1.0), (1.5, 4.0)),  # rarely possible
+            D.resized_crop_definition((0.08, 1.0), (3 / 4, 4 / 3)),
+            D.resized_crop_definition((0.8, 1.0), (1.5, 4.0)),  # such a box rarely fits into the image
         ],
         chains=st.builds(T.RandomResizedCrop, pairs, ranges(0.05, 1), ranges(0.3, 3), any_filter),
     ),
     "Pad": Spec(
         picture="T.Pad(20)",
-        note=FILLED,
+        note=FILL_NOTE,
         torchvision={"padding": [1, 2, 3, 4], "fill": (1, 2, 3), "padding_mode": "reflect"},
         parity=[
             moved("Pad(fill)", T.Pad((5, 0, 17, 40), fill=FILL)),
             moved("Pad(negative)", T.Pad((-5, 3, 4, -12), fill=77), channels=1),
             *(
-                moved(f"Pad(padding_mode={mode})", T.Pad((70, 20, 3, 111), padding_mode=mode), against=MIRROR)
+                moved(f"Pad(padding_mode={mode})", T.Pad((70, 20, 3, 111), padding_mode=mode), against=NUMPY_PAD)
                 for mode in ("edge", "reflect", "symmetric")
             ),
         ],
         chains=st.builds(
-            T.Pad, st.one_of(borders, st.tuples(*[st.integers(-8, 20)] * 4)), fill=fills, padding_mode=modes
+            T.Pad, st.one_of(borders, st.tuples(*[st.integers(-8, 20)] * 4)), fill=fills, padding_mode=padding_modes
         ),
     ),
     "RandomHorizontalFlip": Spec(
         picture="T.RandomHorizontalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomHorizontalFlip", T.RandomHorizontalFlip(), against="Pillow ImageOps.mirror")],
-        draws=[D.Definition(T.RandomHorizontalFlip(0.3), D.flipped, D.simulated_coin("done", 0.3))],
+        draws=[D.Definition(T.RandomHorizontalFlip(0.3), D.flip_column, D.coin_simulation("done", 0.3))],
         chains=st.builds(T.RandomHorizontalFlip, chances),
     ),
     "RandomVerticalFlip": Spec(
         picture="T.RandomVerticalFlip(p=0.5)",
         torchvision={"p": 0.3},
         parity=[moved("RandomVerticalFlip", T.RandomVerticalFlip(), against="Pillow ImageOps.flip")],
-        draws=[D.Definition(T.RandomVerticalFlip(0.8), D.flipped, D.simulated_coin("done", 0.8))],
+        draws=[D.Definition(T.RandomVerticalFlip(0.8), D.flip_column, D.coin_simulation("done", 0.8))],
         chains=st.builds(T.RandomVerticalFlip, chances),
     ),
     "RandomRotate90": Spec(
         picture="T.RandomRotate90(p=1.0)",
-        note=ALBUMENTATIONS,
+        note=ALBUMENTATIONS_NOTE,
         parity=[moved("RandomRotate90", T.RandomRotate90(0.9), against="Pillow Image.transpose")],
-        draws=[D.Definition(T.RandomRotate90(0.7), D.quarter_turns, D.rot90)],
+        draws=[D.Definition(T.RandomRotate90(0.7), D.quarter_turn_columns, D.simulate_quarter_turns)],
         chains=st.builds(T.RandomRotate90, chances),
     ),
     "RandomTranspose": Spec(
         picture="T.RandomTranspose(p=1.0)",
-        note=ALBUMENTATIONS,
+        note=ALBUMENTATIONS_NOTE,
         parity=[moved("RandomTranspose", T.RandomTranspose(), against="Pillow Image.transpose", channels=1)],
         draws=[
             D.Definition(
                 T.RandomTranspose(0.3),
                 lambda draws: {"done": draws.records[0].transposed.astype(float)},
-                D.simulated_coin("done", 0.3),
+                D.coin_simulation("done", 0.3),
             )
         ],
         chains=st.builds(T.RandomTranspose, chances),
     ),
     "RandomZoomOut": Spec(
         picture="T.RandomZoomOut(fill=114, side_range=(1.0, 2.0), p=1.0)",
-        note=FILLED,
+        note=FILL_NOTE,
         torchvision={"fill": (1, 2, 3), "side_range": (1.5, 2.0), "p": 0.3},
         parity=[moved("RandomZoomOut", T.RandomZoomOut(FILL, side_range=(1.0, 2.5), p=0.8))],
         draws=[
             D.Definition(
                 T.RandomZoomOut(0, (1.0, 3.0), 0.7),
-                D.zoomed_out,
-                D.simulation(D.BOX, published.zoom_out, D.SIZE, (1.0, 3.0), 0.7),
+                D.zoom_out_columns,
+                D.simulation(D.BOX, published.zoom_out, D.SIZE_HW, (1.0, 3.0), 0.7),
             )
         ],
         chains=st.builds(T.RandomZoomOut, fills, ranges(1, 2), chances),
@@ -317,7 +319,7 @@ SPECS: dict[str, Spec] = {
     ),
     "ScaleJitter": Spec(
         picture="T.ScaleJitter((160, 160), scale_range=(0.3, 1.2))",
-        note=ANTIALIASED,
+        note=ANTIALIAS_NOTE,
         torchvision={
             "target_size": (20, 30),
             "scale_range": (0.5, 1.5),
@@ -326,39 +328,39 @@ SPECS: dict[str, Spec] = {
         },
         parity=[
             resized("ScaleJitter", T.ScaleJitter((60, 90)), apart=2),
-            cubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
+            bicubic("ScaleJitter(bicubic)", T.ScaleJitter((60, 90), (0.5, 1.5), "bicubic")),
         ],
-        draws=[D.Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), D.size, D.jitter_scale)],
+        draws=[D.Definition(T.ScaleJitter((90, 50), (0.2, 1.5)), D.size_columns, D.simulate_scale_jitter)],
         chains=st.builds(T.ScaleJitter, pairs, ranges(0.1, 2), any_filter),
     ),
     "RandomShortestSize": Spec(
         picture="T.RandomShortestSize([64, 96, 128, 160])",
-        note=ANTIALIASED,
+        note=ANTIALIAS_NOTE,
         torchvision={"min_size": [20, 30], "max_size": 50, "interpolation": "bicubic", "antialias": False},
         parity=[resized("RandomShortestSize", T.RandomShortestSize([40, 50, 60, 70], max_size=90), apart=2)],
-        draws=[D.Definition(T.RandomShortestSize([20, 31, 40, 55], 70), D.size, D.shortest)],
+        draws=[D.Definition(T.RandomShortestSize([20, 31, 40, 55], 70), D.size_columns, D.simulate_shortest_size)],
         chains=st.builds(
             T.RandomShortestSize, st.lists(sides, min_size=1, max_size=4), st.one_of(st.none(), sides), any_filter
         ),
     ),
     "RandomResize": Spec(
         picture="T.RandomResize(64, 160)",
-        note=ANTIALIASED,
+        note=ANTIALIAS_NOTE,
         torchvision={"min_size": 20, "max_size": 30, "interpolation": "bicubic", "antialias": False},
         parity=[
             resized("RandomResize", T.RandomResize(40, 100)),
-            cubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
+            bicubic("RandomResize(random)", T.RandomResize(40, 100, "random")),
         ],
-        draws=[D.Definition(T.RandomResize(20, 45), D.size, D.resize_range)],
+        draws=[D.Definition(T.RandomResize(20, 45), D.size_columns, D.simulate_resize_range)],
         chains=st.builds(T.RandomResize, st.integers(1, 40), st.integers(41, 64), any_filter),
     ),
     "ResizeKeepRatio": Spec(
         picture="T.ResizeKeepRatio((128, 128))",
-        note=TIMM,
-        parity=timm(
-            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # the images are noise
-            cubic("ResizeKeepRatio(longest, bicubic)", T.ResizeKeepRatio(80, longest=1.0, interpolation="bicubic")),
-            cubic(
+        note=TIMM_NOTE,
+        parity=timm_section(
+            replace(resized("ResizeKeepRatio", T.ResizeKeepRatio((50, 70))), mean=0.1),  # some images are noise
+            bicubic("ResizeKeepRatio(longest, bicubic)", T.ResizeKeepRatio(80, longest=1.0, interpolation="bicubic")),
+            bicubic(
                 "ResizeKeepRatio(random)",
                 T.ResizeKeepRatio(
                     60, interpolation="random", random_scale_prob=0.7, random_scale_area=True, random_aspect_prob=0.7
@@ -368,8 +370,10 @@ SPECS: dict[str, Spec] = {
         draws=[
             D.Definition(
                 T.ResizeKeepRatio((90, 120), 0.3, "bilinear", 0.6, (0.5, 1.2), True, 0.7, (0.5, 1.5)),
-                D.size,
-                D.simulation(D.BOX[2:], published.keep_ratio, D.SIZE, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)),
+                D.size_columns,
+                D.simulation(
+                    D.BOX[2:], published.keep_ratio, D.SIZE_HW, (90, 120), 0.3, (0.6, 0.5, 1.2), (0.7, 0.5, 1.5)
+                ),
             )
         ],
         chains=st.builds(
@@ -386,41 +390,41 @@ SPECS: dict[str, Spec] = {
     ),
     "CenterCropOrPad": Spec(
         picture="T.CenterCropOrPad((200, 112))",
-        note=TIMM,
-        parity=timm(
+        note=TIMM_NOTE,
+        parity=timm_section(
             moved("CenterCropOrPad", T.CenterCropOrPad((120, 60), fill=FILL)),
-            moved("CenterCropOrPad(reflect)", T.CenterCropOrPad((61, 110), padding_mode="reflect"), against=MIRROR),
+            moved("CenterCropOrPad(reflect)", T.CenterCropOrPad((61, 110), padding_mode="reflect"), against=NUMPY_PAD),
         ),
-        chains=st.builds(T.CenterCropOrPad, pairs, fills, modes),
+        chains=st.builds(T.CenterCropOrPad, pairs, fills, padding_modes),
     ),
     "RandomCropOrPad": Spec(
         picture="T.RandomCropOrPad((200, 112))",
-        note=TIMM,
-        parity=timm(
+        note=TIMM_NOTE,
+        parity=timm_section(
             moved("RandomCropOrPad", T.RandomCropOrPad((60, 120), fill=FILL)),
-            moved("RandomCropOrPad(reflect)", T.RandomCropOrPad((100, 61), padding_mode="reflect"), against=MIRROR),
+            moved("RandomCropOrPad(reflect)", T.RandomCropOrPad((100, 61), padding_mode="reflect"), against=NUMPY_PAD),
         ),
         draws=[
             D.Definition(
                 T.RandomCropOrPad((70, 30)),
-                D.corner,
-                # timm's: an image that is smaller than the crop is anywhere in it
+                D.corner_columns,
+                # As in timm, an image that is smaller than the crop can be anywhere in the crop.
                 lambda rng: D.columns(
-                    D.BOX[:2], np.column_stack([-rng.integers(0, 10, D.N), rng.integers(0, 54, D.N)])
+                    D.BOX[:2], np.column_stack([-rng.integers(0, 10, D.SAMPLES), rng.integers(0, 54, D.SAMPLES)])
                 ),
             )
         ],
-        chains=st.builds(T.RandomCropOrPad, pairs, fills, modes),
+        chains=st.builds(T.RandomCropOrPad, pairs, fills, padding_modes),
     ),
     "TrimBorder": Spec(
         picture="T.TrimBorder(24)",
-        note=TIMM,
-        parity=timm(moved("TrimBorder", T.TrimBorder(9))),
+        note=TIMM_NOTE,
+        parity=timm_section(moved("TrimBorder", T.TrimBorder(9))),
         chains=st.builds(T.TrimBorder, st.integers(0, 6)),
     ),
     "RandomRotation": Spec(
         picture='T.RandomRotation(30, interpolation="bilinear")',
-        note=FILLED,
+        note=FILL_NOTE,
         torchvision={
             "degrees": (-10, 20),
             "interpolation": "bilinear",
@@ -429,17 +433,17 @@ SPECS: dict[str, Spec] = {
             "fill": (1, 2, 3),
         },
         parity=[
-            *(turned(f"RandomRotation({name})", T.RandomRotation(180, name, fill=FILL)) for name in WARPING),
-            turned("RandomRotation(expand)", T.RandomRotation((10, 80), "bilinear", expand=True, fill=44), channels=1),
-            turned("RandomRotation(center)", T.RandomRotation(45, "bicubic", center=(3.5, 20), fill=FILL)),
-            turned("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
+            *(rotated(f"RandomRotation({name})", T.RandomRotation(180, name, fill=FILL)) for name in WARPING),
+            rotated("RandomRotation(expand)", T.RandomRotation((10, 80), "bilinear", expand=True, fill=44), channels=1),
+            rotated("RandomRotation(center)", T.RandomRotation(45, "bicubic", center=(3.5, 20), fill=FILL)),
+            rotated("RandomRotation(right angle)", T.RandomRotation((270, 270), "nearest", expand=True)),
         ],
         draws=[
             D.Definition(
-                # torchvision turns counterclockwise here, and clockwise in RandomAffine
+                # torchvision rotates counterclockwise here, and clockwise in RandomAffine.
                 T.RandomRotation((-20, 50)),
-                D.mapped_corners,
-                lambda rng: D.simulated_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
+                D.affine_columns,
+                lambda rng: D.simulate_affine(rng, (-50, 20), (0, 0), (1, 1), (0, 0, 0, 0)),
             )
         ],
         chains=st.builds(
@@ -448,7 +452,7 @@ SPECS: dict[str, Spec] = {
     ),
     "RandomAffine": Spec(
         picture='T.RandomAffine(25, translate=(0.1, 0.1), scale=(0.7, 1.2), interpolation="bilinear")',
-        note=FILLED,
+        note=FILL_NOTE,
         torchvision={
             "degrees": (-10, 20),
             "translate": (0.1, 0.2),
@@ -469,7 +473,11 @@ SPECS: dict[str, Spec] = {
             warped("RandomAffine(scale only)", T.RandomAffine(0, (0.2, 0.1), (0.3, 2.0), fill=FILL)),
         ],
         draws=[
-            D.Definition(T.RandomAffine(*D.AFFINE), D.mapped_corners, lambda rng: D.simulated_affine(rng, *D.AFFINE))
+            D.Definition(
+                T.RandomAffine(*D.AFFINE_ARGUMENTS),
+                D.affine_columns,
+                lambda rng: D.simulate_affine(rng, *D.AFFINE_ARGUMENTS),
+            )
         ],
         chains=st.builds(
             T.RandomAffine,
@@ -483,7 +491,7 @@ SPECS: dict[str, Spec] = {
     ),
     "RandomPerspective": Spec(
         picture='T.RandomPerspective(0.5, p=1.0, interpolation="bilinear")',
-        note=FILLED,
+        note=FILL_NOTE,
         torchvision={"distortion_scale": 0.3, "p": 0.4, "interpolation": "nearest", "fill": (1, 2, 3)},
         parity=[
             *(
@@ -501,34 +509,29 @@ SPECS: dict[str, Spec] = {
         draws=[
             D.Definition(
                 T.RandomPerspective(0.6, 0.7),
-                D.moved_corners,
-                D.simulation(D.CORNERS, published.perspective, D.SIZE, 0.6, 0.7),
+                D.perspective_columns,
+                D.simulation(D.CORNERS, published.perspective, D.SIZE_HW, 0.6, 0.7),
             )
         ],
         chains=st.builds(T.RandomPerspective, shares, chances, filters, fills),
     ),
     "ColorJitter": Spec(
         picture="T.ColorJitter(0.4, 0.4, 0.4, 0.1)",
-        note=f"the order of operations is also random for each sample; {INTEGERS}",
+        note=f"the order of operations is also random for each sample; {INTEGER_NOTE}",
         torchvision={"brightness": 0.1, "contrast": (0.5, 2.0), "saturation": 0.3, "hue": (-0.1, 0.2)},
-        parity=in_both(
-            colour("ColorJitter(brightness)", T.ColorJitter(0.8), "Pillow ImageEnhance.Brightness", reason=color.FLOAT),
-            colour(
-                "ColorJitter(contrast)", T.ColorJitter(contrast=0.8), "Pillow ImageEnhance.Contrast", 0.1, 1, color.GREY
+        parity=color_and_gray(
+            recolored("ColorJitter(brightness)", T.ColorJitter(0.8), "Pillow ImageEnhance.Brightness", **color.FLOAT),
+            recolored(
+                "ColorJitter(contrast)", T.ColorJitter(contrast=0.8), "Pillow ImageEnhance.Contrast", **color.GRAY
             ),
-            colour("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
-            colour("ColorJitter(saturation=1.7)", T.ColorJitter(saturation=(1.7, 1.7)), "Pillow ImageEnhance.Color"),
-            colour("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", 0.05, 6, color.HUE),
-            colour(
-                "ColorJitter",
-                T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-                "the four Pillow operations above",
-                1,
-                8,
-                color.CONTRAST,
+            recolored("ColorJitter(saturation)", T.ColorJitter(saturation=0.8), "Pillow ImageEnhance.Color"),
+            recolored("ColorJitter(saturation=1.7)", T.ColorJitter(saturation=(1.7, 1.7)), "Pillow ImageEnhance.Color"),
+            recolored("ColorJitter(hue)", T.ColorJitter(hue=0.5), "Pillow convert('HSV')", **color.HUE),
+            recolored(
+                "ColorJitter", T.ColorJitter(0.4, 0.4, 0.4, 0.1), "the four Pillow operations above", **color.CONTRAST
             ),
         ),
-        draws=[D.jitters],
+        draws=[D.jitter_definition],
         chains=st.builds(T.ColorJitter, factors, factors, factors, st.one_of(st.none(), ranges(-0.5, 0.5))),
     ),
     "RandomPhotometricDistort": Spec(
@@ -540,17 +543,15 @@ SPECS: dict[str, Spec] = {
             "hue": (-0.1, 0.1),
             "p": 0.3,
         },
-        parity=in_both(
-            colour(
+        parity=color_and_gray(
+            recolored(
                 "RandomPhotometricDistort",
                 T.RandomPhotometricDistort(),
                 "the four Pillow operations above, and merge",
-                1,
-                8,
-                color.CONTRAST,
+                **color.CONTRAST,
             )
         ),
-        draws=[D.distortions],
+        draws=[D.distortion_definition],
         chains=st.builds(
             T.RandomPhotometricDistort, ranges(0, 2), ranges(0, 2), ranges(0, 2), ranges(-0.5, 0.5), p=chances
         ),
@@ -559,11 +560,11 @@ SPECS: dict[str, Spec] = {
         picture="T.Grayscale(num_output_channels=3)",
         torchvision={"num_output_channels": 3},
         parity=[
-            colour(
+            recolored(
                 f"Grayscale({count}), {channels} channel{'s' if channels > 1 else ''}",
                 T.Grayscale(count),
                 "Pillow convert('L')",
-                oracle=partial(color.in_channels, count=count),
+                oracle=partial(color.grayscale_oracle, count=count),
                 channels=channels,
             )
             for count in (1, 3)
@@ -574,63 +575,65 @@ SPECS: dict[str, Spec] = {
     "RandomGrayscale": Spec(
         picture="T.RandomGrayscale(p=0.5)",
         torchvision={"p": 0.3},
-        parity=in_both(colour("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')")),
-        draws=[D.operation_with(T.RandomGrayscale(0.3), 0.3, "grayscale")],
+        parity=color_and_gray(recolored("RandomGrayscale", T.RandomGrayscale(0.5), "Pillow convert('L')")),
+        draws=[D.operation_definition(T.RandomGrayscale(0.3), 0.3, "grayscale")],
         chains=st.builds(T.RandomGrayscale, chances),
     ),
     "RandomInvert": Spec(
         picture="T.RandomInvert(p=1.0)",
         torchvision={"p": 0.3},
-        parity=in_both(colour("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert")),
-        draws=[D.operation_with(T.RandomInvert(0.3), 0.3, "invert")],
+        parity=color_and_gray(recolored("RandomInvert", T.RandomInvert(), "Pillow ImageOps.invert")),
+        draws=[D.operation_definition(T.RandomInvert(0.3), 0.3, "invert")],
         chains=st.builds(T.RandomInvert, chances),
     ),
     "RandomSolarize": Spec(
         picture="T.RandomSolarize(128, p=1.0)",
         note="`threshold` is on the scale 0 … 255, or 0 … 1 after `ToDtype(scale=True)`, as in torchvision",
         torchvision={"threshold": 100, "p": 0.3},
-        parity=in_both(
-            colour("RandomSolarize", T.RandomSolarize(128, 1), "Pillow ImageOps.solarize"),
-            colour("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
-            colour("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
+        parity=color_and_gray(
+            recolored("RandomSolarize", T.RandomSolarize(128, 1), "Pillow ImageOps.solarize"),
+            recolored("RandomSolarize(100.5)", T.RandomSolarize(100.5, 1), "Pillow ImageOps.solarize"),
+            recolored("RandomSolarize(0)", T.RandomSolarize(0, 1), "Pillow ImageOps.solarize"),
         ),
-        draws=[D.operation_with(T.RandomSolarize(99, 0.3), 0.3, "solarize", 99)],
+        draws=[D.operation_definition(T.RandomSolarize(99, 0.3), 0.3, "solarize", 99)],
         chains=st.builds(T.RandomSolarize, st.integers(1, 255), chances),
     ),
     "RandomPosterize": Spec(
         picture="T.RandomPosterize(2, p=1.0)",
         torchvision={"bits": 3, "p": 0.3},
-        parity=in_both(
-            colour("RandomPosterize(3)", T.RandomPosterize(3, 1), "Pillow ImageOps.posterize"),
-            colour("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
-            colour("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
+        parity=color_and_gray(
+            recolored("RandomPosterize(3)", T.RandomPosterize(3, 1), "Pillow ImageOps.posterize"),
+            recolored("RandomPosterize(0)", T.RandomPosterize(0, 1), "Pillow point"),
+            recolored("RandomPosterize(8)", T.RandomPosterize(8, 1), "Pillow ImageOps.posterize"),
         ),
-        draws=[D.operation_with(T.RandomPosterize(3, 0.3), 0.3, "posterize", 3)],
+        draws=[D.operation_definition(T.RandomPosterize(3, 0.3), 0.3, "posterize", 3)],
         chains=st.builds(T.RandomPosterize, st.integers(0, 8), chances),
     ),
     "RandomEqualize": Spec(
         picture="T.RandomEqualize(p=1.0)",
         torchvision={"p": 0.3},
-        parity=in_both(colour("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize")),
-        draws=[D.operation_with(T.RandomEqualize(0.3), 0.3, "equalize")],
+        parity=color_and_gray(recolored("RandomEqualize", T.RandomEqualize(1), "Pillow ImageOps.equalize")),
+        draws=[D.operation_definition(T.RandomEqualize(0.3), 0.3, "equalize")],
         chains=st.builds(T.RandomEqualize, chances),
     ),
     "RandomAutocontrast": Spec(
         picture="T.RandomAutocontrast(p=1.0)",
         torchvision={"p": 0.3},
-        parity=in_both(colour("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast")),
-        draws=[D.operation_with(T.RandomAutocontrast(0.3), 0.3, "autocontrast")],
+        parity=color_and_gray(recolored("RandomAutocontrast", T.RandomAutocontrast(1), "Pillow ImageOps.autocontrast")),
+        draws=[D.operation_definition(T.RandomAutocontrast(0.3), 0.3, "autocontrast")],
         chains=st.builds(T.RandomAutocontrast, chances),
     ),
     "RandomChannelPermutation": Spec(
         picture="T.RandomChannelPermutation()",
         torchvision={},
-        parity=in_both(colour("RandomChannelPermutation", T.RandomChannelPermutation(), "Pillow split and merge")),
+        parity=color_and_gray(
+            recolored("RandomChannelPermutation", T.RandomChannelPermutation(), "Pillow split and merge")
+        ),
         draws=[
             D.Definition(
                 T.RandomChannelPermutation(),
-                D.permuted,
-                lambda rng: D.columns(D.ORDER, rng.permuted(np.tile([0, 1, 2], (D.N, 1)), axis=1)),
+                D.permutation_columns,
+                lambda rng: D.columns(D.CHANNEL_COLUMNS, rng.permuted(np.tile([0, 1, 2], (D.SAMPLES, 1)), axis=1)),
             )
         ],
         chains=st.just(T.RandomChannelPermutation()),
@@ -638,20 +641,20 @@ SPECS: dict[str, Spec] = {
     "RandomAdjustSharpness": Spec(
         picture="T.RandomAdjustSharpness(6.0, p=1.0)",
         torchvision={"sharpness_factor": 2.0, "p": 0.3},
-        parity=in_both(
-            colour("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
-            colour("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
+        parity=color_and_gray(
+            recolored("RandomAdjustSharpness(2)", T.RandomAdjustSharpness(2, 1), "Pillow ImageEnhance.Sharpness"),
+            recolored("RandomAdjustSharpness(0.3)", T.RandomAdjustSharpness(0.3, 0.7), "Pillow ImageEnhance.Sharpness"),
         ),
-        draws=[D.operation_with(T.RandomAdjustSharpness(1.7, 0.3), 0.3, "sharpness", 1.7)],
+        draws=[D.operation_definition(T.RandomAdjustSharpness(1.7, 0.3), 0.3, "sharpness", 1.7)],
         chains=st.builds(T.RandomAdjustSharpness, st.integers(0, 30).map(lambda n: n / 10), chances),
     ),
     "GaussianBlur": Spec(
         picture="T.GaussianBlur(15, sigma=(0.5, 4.0))",
         note="σ is random for each sample; kernel weights are rounded to multiples of 2⁻¹⁶",
         torchvision={"kernel_size": (3, 5), "sigma": (0.5, 0.7)},
-        parity=in_both(
+        parity=color_and_gray(
             *(
-                colour(name, transform, "Kornia gaussian_blur2d", 0.02, 1, color.BLUR, fused=color.FUSED_BLUR)
+                recolored(name, transform, "Kornia gaussian_blur2d", **color.BLUR, fused=color.FUSED_BLUR)
                 for name, transform in (
                     ("GaussianBlur(23)", T.GaussianBlur(23)),
                     ("GaussianBlur((5, 9))", T.GaussianBlur((5, 9), (0.5, 5))),
@@ -662,10 +665,10 @@ SPECS: dict[str, Spec] = {
             D.Definition(
                 T.GaussianBlur(5, (0.3, 1.7)),
                 lambda draws: D.columns(("x", "y"), draws.records[0].values[:, 0, 2:4]),
-                lambda rng: D.columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (D.N, 1)), 2, axis=1)),
+                lambda rng: D.columns(("x", "y"), np.repeat(rng.uniform(0.3, 1.7, (D.SAMPLES, 1)), 2, axis=1)),
             )
         ],
-        chains=st.builds(T.GaussianBlur, st.tuples(odd, odd), ranges(0.1, 4)),
+        chains=st.builds(T.GaussianBlur, st.tuples(odd_sizes, odd_sizes), ranges(0.1, 4)),
     ),
     "GaussianNoise": Spec(
         picture="T.GaussianNoise(sigma=0.15)",
@@ -674,24 +677,20 @@ SPECS: dict[str, Spec] = {
             "same on every device"
         ),
         torchvision={"mean": 0.1, "sigma": 0.2, "clip": False},
-        parity=in_both(
-            colour(
+        parity=color_and_gray(
+            recolored(
                 "GaussianNoise",
                 T.GaussianNoise(0.05),
                 "Pillow convert('I'), clipped",
-                0.001,
-                1,
-                color.NOISE,
-                oracle=color.noisy,
+                **color.NOISE,
+                oracle=color.noise_oracle,
             ),
-            colour(
+            recolored(
                 "GaussianNoise(clip=False)",
                 T.GaussianNoise(0.5, clip=False),
                 "numpy",
-                0,
-                0,
-                color.WRAPPED,
-                oracle=color.noisy,
+                **color.WRAPPING,
+                oracle=color.noise_oracle,
             ),
         ),
         draws="transforms/test_colour.py",
@@ -699,7 +698,7 @@ SPECS: dict[str, Spec] = {
     ),
     "AutoAugment": Spec(
         picture='T.AutoAugment("imagenet")',
-        note=f"also accepts a string as `policy`; {CLASSIFICATION}",
+        note=f"also accepts a string as `policy`; {CLASSIFICATION_NOTE}",
         torchvision={"policy": "svhn", "interpolation": "bicubic", "fill": 7},
         parity=[
             policy("AutoAugment('imagenet')", T.AutoAugment()),
@@ -712,7 +711,7 @@ SPECS: dict[str, Spec] = {
     ),
     "RandAugment": Spec(
         picture="T.RandAugment(num_ops=2, magnitude=12)",
-        note=CLASSIFICATION,
+        note=CLASSIFICATION_NOTE,
         torchvision={"num_ops": 3, "magnitude": 5, "num_magnitude_bins": 11, "interpolation": "bicubic", "fill": 3},
         parity=[
             policy("RandAugment()", T.RandAugment()),
@@ -725,7 +724,7 @@ SPECS: dict[str, Spec] = {
     ),
     "TrivialAugmentWide": Spec(
         picture="T.TrivialAugmentWide()",
-        note=CLASSIFICATION,
+        note=CLASSIFICATION_NOTE,
         torchvision={"num_magnitude_bins": 11, "interpolation": "bicubic", "fill": 3},
         parity=[
             policy("TrivialAugmentWide()", T.TrivialAugmentWide(), max=1),
@@ -733,11 +732,11 @@ SPECS: dict[str, Spec] = {
             policy("TrivialAugmentWide(), greyscale", T.TrivialAugmentWide(fill=3), max=1, channels=1),
         ],
         draws="transforms/test_policies.py",
-        chains=st.builds(T.TrivialAugmentWide, bins, filters, fills),
+        chains=st.builds(T.TrivialAugmentWide, magnitude_bins, filters, fills),
     ),
     "AugMix": Spec(
         picture="T.AugMix(severity=6)",
-        note=CLASSIFICATION,
+        note=CLASSIFICATION_NOTE,
         torchvision={
             "severity": 4,
             "mixture_width": 2,
@@ -794,7 +793,7 @@ SPECS: dict[str, Spec] = {
     ),
     "TimmAutoAugment": Spec(
         picture='T.TimmAutoAugment("original")',
-        note=TIMM,
+        note=TIMM_NOTE,
         parity=[
             policy("TimmAutoAugment('v0-mstd0.5')", T.TimmAutoAugment("v0-mstd0.5")),
             policy("TimmAutoAugment('originalr')", T.TimmAutoAugment("originalr", {"img_mean": 7})),
@@ -809,7 +808,7 @@ SPECS: dict[str, Spec] = {
     ),
     "TimmAugMix": Spec(
         picture='T.TimmAugMix("augmix-m9-w3-d3")',
-        note=TIMM,
+        note=TIMM_NOTE,
         parity=[policy("TimmAugMix('augmix-m5-w4-d2')", T.TimmAugMix("augmix-m5-w4-d2"))],
         draws="transforms/test_timm_policies.py",
         chains=st.builds(
@@ -821,15 +820,15 @@ SPECS: dict[str, Spec] = {
     "JPEG": Spec(
         picture="T.JPEG((5, 20))",
         torchvision={"quality": (20, 80)},
-        parity=in_both(colour("JPEG", T.JPEG((5, 98)), "Pillow Image.save", oracle=color.recoded)),
+        parity=color_and_gray(recolored("JPEG", T.JPEG((5, 98)), "Pillow Image.save", oracle=color.jpeg_oracle)),
         draws=[
             D.Definition(
                 T.JPEG((30, 39)),
-                D.operation,
+                D.operation_columns,
                 lambda rng: {
-                    "done": np.ones(D.N),
-                    "code": np.full(D.N, OPS.index("jpeg")),
-                    "number": rng.integers(30, 40, D.N),
+                    "done": np.ones(D.SAMPLES),
+                    "code": np.full(D.SAMPLES, OPS.index("jpeg")),
+                    "number": rng.integers(30, 40, D.SAMPLES),
                 },
             )
         ],
@@ -858,30 +857,34 @@ SPECS: dict[str, Spec] = {
             erasing(
                 "RandomErasing(levels, flipped)",
                 [T.RandomErasing(0.9, value=9), T.RandomHorizontalFlip(), NORMALIZE],
-                back,
+                denormalize,
             ),
             erasing(
                 "RandomErasing(between ToDtype and Normalize)",
                 [FLOAT, T.RandomErasing(0.9, value=0.5), NORMALIZE],
-                back,
+                denormalize,
             ),
-            erasing("RandomErasing", [NORMALIZE, T.RandomErasing(0.9, value=(0.1, 0.7, -1))], back),
+            erasing("RandomErasing", [NORMALIZE, T.RandomErasing(0.9, value=(0.1, 0.7, -1))], denormalize),
             erasing(
                 "RandomErasing(value='random')",
                 [NORMALIZE, T.RandomErasing(0.9, value="random"), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
-                back,
+                denormalize,
             ),
-            erasing("RandomErasing(mode='rand')", [NORMALIZE, T.RandomErasing(0.9, mode="rand", max_count=4)], back),
-            erasing("RandomErasing(mode='pixel')", [NORMALIZE, T.RandomErasing(0.9, mode="pixel", max_count=4)], back),
+            erasing(
+                "RandomErasing(mode='rand')", [NORMALIZE, T.RandomErasing(0.9, mode="rand", max_count=4)], denormalize
+            ),
+            erasing(
+                "RandomErasing(mode='pixel')", [NORMALIZE, T.RandomErasing(0.9, mode="pixel", max_count=4)], denormalize
+            ),
             erasing(
                 "RandomErasing(ToDtype)", [FLOAT, T.RandomErasing(0.9, value="random")], lambda numbers: numbers * 255
             ),
         ],
         draws=[
-            D.erasures(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
-            D.erasures(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # rarely possible
-            D.erasures(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # often without area
-            D.erasures(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # timm's
+            D.erasing_definition(0.6, (0.02, 0.6), (0.3, 3.3), (1, 1)),
+            D.erasing_definition(0.9, (0.7, 1.0), (0.1, 0.4), (1, 1)),  # such a box rarely fits into the image
+            D.erasing_definition(1.0, (0.0, 0.001), (0.3, 3.3), (1, 1)),  # such a box often has no area
+            D.erasing_definition(0.8, (0.02, 1 / 3), (0.3, 1 / 0.3), (2, 4)),  # several boxes, as in timm
         ],
         chains=st.builds(
             T.RandomErasing, chances, ranges(0, 0.5), ranges(0.3, 3), st.integers(0, 255), max_count=st.integers(1, 3)
@@ -915,15 +918,15 @@ SPECS: dict[str, Spec] = {
     ),
     "CutMix": Spec(
         picture="T.CutMix(num_classes=2)",
-        note=f"{MIXING}; the mixing ratio and the box are random for each sample; {FINISHED}",
-        torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": second},
+        note=f"{MIXING_NOTE}; the mixing ratio and the box are random for each sample; {FINISHED_NOTE}",
+        torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": second_entry},
         more=["label_smoothing"],
         parity=[mixing(T.CutMix(num_classes=10)), mixing(T.CutMix(alpha=4.0, num_classes=10))],
         draws=[
             D.Definition(
                 [FLOAT, T.CutMix(alpha=0.7)],
                 D.mix_columns,
-                D.simulation((*D.BOX, "share"), published.cutmix, D.SIZE, 0.7),
+                D.simulation((*D.BOX, "share"), published.cutmix, D.SIZE_HW, 0.7),
             )
         ],
         chains=None,
@@ -935,7 +938,7 @@ SPECS: dict[str, Spec] = {
     ),
     "MixUp": Spec(
         picture="T.MixUp(alpha=4.0, num_classes=2)",
-        note=f"{MIXING}; the mixing ratio is random for each sample; {FINISHED}",
+        note=f"{MIXING_NOTE}; the mixing ratio is random for each sample; {FINISHED_NOTE}",
         torchvision={"alpha": 0.3, "num_classes": 7, "labels_getter": None},
         more=["label_smoothing"],
         parity=[mixing(T.MixUp(num_classes=10)), mixing(T.MixUp(alpha=0.2, num_classes=10))],
@@ -943,7 +946,7 @@ SPECS: dict[str, Spec] = {
             D.Definition(
                 [FLOAT, T.MixUp(alpha=0.3)],
                 lambda draws: {"share": draws.records[1].share},
-                lambda rng: {"share": rng.beta(0.3, 0.3, D.N)},
+                lambda rng: {"share": rng.beta(0.3, 0.3, D.SAMPLES)},
             )
         ],
         chains=None,
@@ -965,14 +968,12 @@ SPECS: dict[str, Spec] = {
         ),
         torchvision={"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "inplace": True},
         parity=[
-            colour(
+            recolored(
                 "Normalize",
                 T.Normalize(MEAN, STD),
                 "Kornia normalize",
-                1e-4,
-                1e-4,
-                color.AFFINE,
-                oracle=color.scaled(MEAN, STD),
+                **color.AFFINE,
+                oracle=color.normalize_oracle(MEAN, STD),
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             )
         ],
@@ -984,8 +985,10 @@ SPECS: dict[str, Spec] = {
         draws=[
             D.Definition(
                 T.RandomApply([T.ColorJitter(0.4)], 0.3),
-                D.jittered_sometimes,
-                lambda rng: {"factor": np.where(rng.uniform(size=D.N) < 0.3, rng.uniform(0.6, 1.4, D.N), 0)},
+                D.applied_jitter_column,
+                lambda rng: {
+                    "factor": np.where(rng.uniform(size=D.SAMPLES) < 0.3, rng.uniform(0.6, 1.4, D.SAMPLES), 0)
+                },
             )
         ],
     ),
@@ -995,8 +998,8 @@ SPECS: dict[str, Spec] = {
         draws=[
             D.Definition(
                 T.RandomChoice([T.ColorJitter(0.4), T.GaussianBlur(3, (0.5, 3)), T.Identity()], [5, 3, 2]),
-                D.branches,
-                D.simulated_choice,
+                D.branch_columns,
+                D.simulate_choice,
             )
         ],
     ),
@@ -1005,7 +1008,9 @@ SPECS: dict[str, Spec] = {
         torchvision={},
         draws=[
             D.Definition(
-                T.RandomOrder([T.RandomVerticalFlip(0.3), T.RandomHorizontalFlip(0.7)]), D.ordered, D.simulated_order
+                T.RandomOrder([T.RandomVerticalFlip(0.3), T.RandomHorizontalFlip(0.7)]),
+                D.order_columns,
+                D.simulate_order,
             )
         ],
     ),
@@ -1017,7 +1022,7 @@ SPECS: dict[str, Spec] = {
     "SanitizeKeyPoints": indirect(
         picture="drops keypoints, and does not change images",
         note="`labels_getter` receives the sample as the dataset returned it",
-        torchvision={"labels_getter": second},
+        torchvision={"labels_getter": second_entry},
     ),
     "ToDtype": Spec(
         picture="converts levels to numbers, which are not a picture",
@@ -1028,25 +1033,21 @@ SPECS: dict[str, Spec] = {
         torchvision={},
         more=["mask_dtype"],
         parity=[
-            colour(
+            recolored(
                 "ToDtype(float32, scale=True)",
                 T.ToDtype("float32", scale=True),
                 "Kornia normalize",
-                1e-4,
-                1e-4,
-                color.AFFINE,
-                oracle=color.scaled((0.0,), (1.0,)),
+                **color.AFFINE,
+                oracle=color.normalize_oracle((0.0,), (1.0,)),
                 to_levels=lambda numbers: numbers * 255,
             ),
-            colour(
+            recolored(
                 "ToDtype, RandomSolarize(0.5), Normalize",
                 [T.ToDtype("float32", scale=True), T.RandomSolarize(0.5, 1), T.Normalize(MEAN, STD)],
                 "Pillow ImageOps.solarize, Kornia normalize",
-                1e-4,
-                1e-4,
-                color.AFFINE,
-                oracle=lambda image, drawn, row: color.scaled(MEAN, STD)(
-                    color.operations(image, drawn[1:2], row), drawn, row
+                **color.AFFINE,
+                oracle=lambda image, drawn, row: color.normalize_oracle(MEAN, STD)(
+                    color.operations_oracle(image, drawn[1:2], row), drawn, row
                 ),
                 to_levels=lambda numbers: (numbers * STD + MEAN) * 255,
             ),

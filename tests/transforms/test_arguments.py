@@ -71,7 +71,7 @@ def test_invalid_arguments_are_refused_with_a_remedy(make, error, text):
         make()
 
 
-def test_enums_and_dtypes_of_other_packages_become_strings():
+def test_enums_and_dtypes_of_torchvision_pillow_torch_and_numpy_become_strings():
     assert T.Resize(8, InterpolationMode.BICUBIC).interpolation == "bicubic"
     assert T.Resize(8, 2).interpolation == "bilinear"  # Pillow's constants
     assert T.Resize(8, 0).interpolation == "nearest"

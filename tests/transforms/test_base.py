@@ -1,4 +1,4 @@
-"""Arguments by epoch: valid values, and batches with the arguments of their epoch, with and without workers."""
+"""Arguments by epoch: which values are valid, and that batches have the arguments of their epoch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_chain_at_an_epoch_has_the_size_of_the_epoch(kind, sizes):
     for epoch, size in ((0, 16), (3, 24), (7, (32, 20))):
         assert chain.at(epoch) == T.Chain([T.RandomHorizontalFlip(), kind(size)])
     assert chain.output_size_hw is None
-    plain = T.Chain([kind(16)])
-    assert plain.at(3) is plain
+    constant_chain = T.Chain([kind(16)])
+    assert constant_chain.at(3) is constant_chain
 
 
 def test_chain_at_an_epoch_retains_its_modules():
@@ -100,7 +100,7 @@ def test_by_epoch_calls_its_function_only_for_the_current_epoch():
         epochs.append(epoch)
         return 0.5 if epoch == 3 else 2.0
 
-    with cpu_loader(ENCODED, 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))]) as loader:
+    with cpu_loader(ENCODED_IMAGES, 4, transforms=[T.RandomHorizontalFlip(T.by_epoch(probability_of))]) as loader:
         loader.set_epoch(3)
         iter(loader)
     assert set(epochs) == {3}
@@ -122,8 +122,8 @@ def test_output_size_is_unknown_where_a_probability_by_epoch_decides_it(kind):
     chain = T.Chain([T.Resize((8, 8)), kind(p=T.by_epoch({0: 0, 1: 1, 2: 0}))])
     assert chain.output_size_hw is None
     assert chain.transforms[1].outline[0].min_hw == (1, 1)
-    plain = [T.Chain([T.Resize((8, 8)), kind(p=p)]).output_size_hw for p in (0, 1)]
-    assert [chain.at(epoch).output_size_hw for epoch in range(3)] == [plain[0], plain[1], plain[0]]
+    size, size_with_p_1 = (T.Chain([T.Resize((8, 8)), kind(p=p)]).output_size_hw for p in (0, 1))
+    assert [chain.at(epoch).output_size_hw for epoch in range(3)] == [size, size_with_p_1, size]
     flip = T.RandomHorizontalFlip(T.by_epoch({0: 0, 1: 1}))
     assert T.Chain([T.Resize((8, 8)), flip]).output_size_hw == (8, 8)
 
@@ -141,7 +141,7 @@ FILES = [
 ]
 
 
-ENCODED = MapDataset(lambda index: (gl.Encoded(FILES[index]), index), len(FILES))
+ENCODED_IMAGES = MapDataset(lambda index: (gl.Encoded(FILES[index]), index), len(FILES))
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class GainTransform(T.Custom):
         return images * self.factor
 
 
-# By name, a function that makes a chain, given a function that converts the arguments that can depend on the epoch.
+# Functions that make a chain, given a function `of` that converts the arguments that can depend on the epoch.
 Arguments = Callable[[Any], Any]
 CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
     "RandomHorizontalFlip": lambda of: [T.RandomHorizontalFlip(of(0.7))],
@@ -178,23 +178,22 @@ CHAINS: dict[str, Callable[[Arguments], list[Any]]] = {
 
 
 def load(chain: Any, epoch: int = 0) -> list[torch.Tensor]:
-    with cpu_loader(ENCODED, 4, transforms=[T.RandomCrop(40), *chain]) as loader:
+    with cpu_loader(ENCODED_IMAGES, 4, transforms=[T.RandomCrop(40), *chain]) as loader:
         loader.set_epoch(epoch)
         return [tensor for batch in loader for tensor in batch]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_by_epoch_with_one_value_gives_the_bits_of_the_constant(name):
+def test_by_epoch_with_one_value_gives_bit_identical_batches_to_the_constant(name):
     chain = CHAINS[name]
     expected = load(chain(lambda value: value))
     for of in (lambda value: T.by_epoch({0: value}), lambda value: T.by_epoch(lambda epoch: value)):
         tensors = load(chain(of))
         assert [tensor.dtype for tensor in tensors] == [tensor.dtype for tensor in expected]
-        assert all(map(torch.equal, tensors, expected))
+        torch.testing.assert_close(tensors, expected, rtol=0, atol=0)
 
 
-def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():
-    """timm's ``--mixup-off-epoch`` does the same."""
+def test_labels_are_one_hot_in_epochs_in_which_mixup_is_off():  # as with timm's --mixup-off-epoch
     images, *_ = load([TO_FLOAT], epoch=1)
     mixed, labels, *_ = load([TO_FLOAT, T.RandomApply([T.MixUp(num_classes=10)], p=T.by_epoch({0: 1, 1: 0}))], epoch=1)
     assert torch.equal(mixed, images)
@@ -208,9 +207,9 @@ def test_augment_set_epoch_selects_the_arguments_of_the_epoch():
     augment = gl.Augment([T.RandomHorizontalFlip(T.by_epoch(float)), T.ColorJitter(T.by_epoch({0: 0, 1: 0.5}))])
     for epoch in (0, 1):
         augment.set_epoch(epoch)
-        plain = gl.Augment([T.RandomHorizontalFlip(epoch), T.ColorJitter(0.5 * epoch)])
-        plain.set_epoch(epoch)
-        assert torch.equal(augment(images), plain(images))
+        constant_augment = gl.Augment([T.RandomHorizontalFlip(epoch), T.ColorJitter(0.5 * epoch)])
+        constant_augment.set_epoch(epoch)
+        assert torch.equal(augment(images), constant_augment(images))
     with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 2 .*RandomHorizontalFlip\(p=…\) must be at least 0"):
         augment.set_epoch(2)
     assert augment.epoch == 1
@@ -222,7 +221,7 @@ def sizes_chain(argument: Callable[..., Any]) -> list[Any]:
 
 
 def curriculum_chain(argument: Callable[..., Any]) -> list[Any]:
-    """Return transforms with other arguments for three epochs."""
+    """Return transforms with probabilities and strengths for three epochs."""
     flip = T.RandomHorizontalFlip(argument(0, 0.5, 1))
     return [
         T.RandomResizedCrop(24, argument((0.9, 1), (0.1, 0.2), (0.5, 1))),
@@ -239,7 +238,7 @@ def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
     options = {"shuffle": True, "num_workers": workers, "device": "cpu"} | ({"prefetch_factor": 4} if workers else {})
 
     def make(argument: Callable[..., Any]) -> gl.Loader:
-        return cpu_loader(ENCODED, 4, transforms=chain(argument), **options)
+        return cpu_loader(ENCODED_IMAGES, 4, transforms=chain(argument), **options)
 
     def by_epoch(*values: Any) -> Any:
         return T.by_epoch(dict(enumerate(values)))
@@ -250,49 +249,49 @@ def test_loader_gives_batches_the_arguments_of_their_epoch(workers, chain):
     with make(by_epoch) as loader:
         epochs = [tensors_of(loader) for _ in range(3)]
     for epoch in range(3):
-        with make(lambda *values, epoch=epoch: values[epoch]) as plain:
-            plain.set_epoch(epoch)
-            expected = tensors_of(plain)
-        assert all(map(torch.equal, epochs[epoch], expected))
-        assert len(epochs[epoch]) == len(expected) == 6
+        with make(lambda *values, epoch=epoch: values[epoch]) as constant_loader:
+            constant_loader.set_epoch(epoch)
+            expected = tensors_of(constant_loader)
+        torch.testing.assert_close(epochs[epoch], expected, rtol=0, atol=0)
+        assert len(expected) == 6  # images and labels of three batches
     with make(by_epoch) as interrupted:
         interrupted.set_epoch(1)
         next(iter(interrupted))
         state = interrupted.state_dict()
     with make(by_epoch) as resumed:
         resumed.load_state_dict(state)
-        assert all(map(torch.equal, tensors_of(resumed), epochs[1][2:]))
-        assert all(map(torch.equal, tensors_of(resumed), epochs[2]))
+        torch.testing.assert_close(tensors_of(resumed), epochs[1][2:], rtol=0, atol=0)
+        torch.testing.assert_close(tensors_of(resumed), epochs[2], rtol=0, atol=0)
     with pytest.raises(ValueError, match="saved by a different loader: transforms was"):
         make(lambda *values: values[0]).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", [T.RandomZoomOut, lambda p: T.Mosaic((30, 40), p=p)])
 def test_loader_gives_batches_the_sizes_that_a_probability_by_epoch_decides(kind):
-    def boxed(index: int) -> tuple[gl.Encoded, dict[str, Any]]:
+    def make_sample(index: int) -> tuple[gl.Encoded, dict[str, Any]]:
         target = {"boxes": gl.Boxes(np.array([[5.0, 5, 20, 20]]), "xyxy"), "labels": np.array([index])}
         return gl.Encoded(FILES[index]), target
 
     def make(p: Any) -> gl.Loader:
         chain = [T.Resize((40, 40)), kind(p=p)]
-        return cpu_loader(MapDataset(boxed, len(FILES)), 4, transforms=chain, ragged="list")
+        return cpu_loader(MapDataset(make_sample, len(FILES)), 4, transforms=chain, ragged="list")
 
     with make(T.by_epoch({0: 0, 1: 1, 2: 0.5})) as loader:
         for epoch, p in enumerate((0, 1, 0.5)):
-            with make(p) as plain:
-                plain.set_epoch(epoch)
-                assert alike(list(loader), list(plain))
+            with make(p) as constant_loader:
+                constant_loader.set_epoch(epoch)
+                assert alike(list(loader), list(constant_loader))
 
 
 def test_replay_gives_a_sample_the_size_of_its_epoch():
     chain = [T.RandomResizedCrop(T.by_epoch({0: 16, 1: 22}))]
-    with cpu_loader(ENCODED, 4, transforms=chain) as loader:
+    with cpu_loader(ENCODED_IMAGES, 4, transforms=chain) as loader:
         assert loader.replay(1, 3).sample[0].shape == (3, 22, 22)
 
 
-def test_an_invalid_size_raises_an_error_when_its_epoch_begins():
+def test_invalid_size_raises_when_its_epoch_begins():
     chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
-    with cpu_loader(ENCODED, 4, transforms=chain) as loader:
+    with cpu_loader(ENCODED_IMAGES, 4, transforms=chain) as loader:
         assert len(list(loader)) == 3
         with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
             iter(loader)

@@ -1,4 +1,4 @@
-"""Chains check their order, are pickled for workers, draw the same for a sample in any batch, and plan regions."""
+"""Chains check their order, are pickled for workers, draw the same for a sample in any batch, and compute regions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class KorniaModule(torch.nn.Module):
     __module__ = "kornia.augmentation"
 
 
-def random_sizes(n: int) -> np.ndarray:
-    return np.random.default_rng(n).integers(40, 300, (n, 2))
+def random_sizes(count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(40, 300, (count, 2))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,9 @@ def test_chain_refuses_a_torchvision_transform_with_its_gpuload_name(module):
             T.Chain(transforms)
     with pytest.raises(TypeError, match=re.escape("write *gpuload.transforms.from_torchvision(…) in its place")):
         T.Chain([T.Resize(8), torch.nn.Sequential(crop, torch.nn.Sequential(crop))])
-    mixed = torch.nn.Sequential(crop, torch.nn.Identity())  # not only torchvision's, so it is accepted
-    assert T.Chain([T.Resize(8), mixed]).modules == (mixed,)
+    # A Sequential that also has modules of other libraries is accepted.
+    own_and_torchvision = torch.nn.Sequential(crop, torch.nn.Identity())
+    assert T.Chain([T.Resize(8), own_and_torchvision]).modules == (own_and_torchvision,)
 
 
 @pytest.mark.parametrize("base", [torch.nn.Module, object])
@@ -108,7 +109,7 @@ def test_modules_are_accepted_anywhere_in_a_chain():
     T.Chain([TO_FLOAT, module, T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
 
 
-def test_flips_behind_normalize_and_to_dtype_uint8_are_accepted():
+def test_flips_after_normalize_and_to_dtype_uint8_are_accepted():
     chain = T.Chain([T.ToDtype("uint8", scale=True), T.CenterCrop(8), NORMALIZE, T.RandomVerticalFlip()])
     assert len(chain) == 4
     assert chain.output_size_hw == (8, 8)
@@ -131,23 +132,23 @@ def test_chains_are_compared_and_hashed_by_their_transforms():
 
 
 def test_modules_at_the_end_are_stored_separately_and_not_pickled():
-    first, last = torch.nn.Identity(), KorniaModule()
-    chain = T.Chain([T.CenterCrop(8), first, T.Lambda(abs), last])
+    identity, kornia_module = torch.nn.Identity(), KorniaModule()
+    chain = T.Chain([T.CenterCrop(8), identity, T.Lambda(abs), kornia_module])
     assert chain.transforms == (T.CenterCrop(8),)
-    assert chain.modules == (first, abs, last)
+    assert chain.modules == (identity, abs, kornia_module)
     assert chain.module_names == ("the module Identity", "Lambda(abs)", "the module KorniaModule")
     assert chain == T.Chain(chain.entries)
     assert hash(chain) == hash(T.Chain(chain.entries))
     assert chain not in (
-        T.Chain([T.CenterCrop(8), torch.nn.Identity(), T.Lambda(abs), last]),
+        T.Chain([T.CenterCrop(8), torch.nn.Identity(), T.Lambda(abs), kornia_module]),
         T.Chain([T.CenterCrop(8)]),
     )
     assert repr(chain) == "Chain([CenterCrop(size=(8, 8)), <module Identity>, Lambda(abs), <module KorniaModule>])"
-    assert chain.fingerprint() != T.Chain([T.CenterCrop(8), first, T.Lambda(min), last]).fingerprint()
+    assert chain.fingerprint() != T.Chain([T.CenterCrop(8), identity, T.Lambda(min), kornia_module]).fingerprint()
     assert chain.fingerprint().endswith("-KorniaModule")
-    assert T.Chain([T.Resize(8), last]).fingerprint() == f"{T.Chain([T.Resize(8)]).fingerprint()}-KorniaModule"
+    assert T.Chain([T.Resize(8), kornia_module]).fingerprint() == f"{T.Chain([T.Resize(8)]).fingerprint()}-KorniaModule"
     assert pickle.loads(pickle.dumps(chain)) == T.Chain([T.CenterCrop(8)])
-    assert T.Chain([first, T.Lambda(abs, per="image"), last]).modules == (last,)
+    assert T.Chain([identity, T.Lambda(abs, per="image"), kornia_module]).modules == (kornia_module,)
 
 
 def test_in_workers_later_views_have_the_same_lanes_with_several_modules_at_the_end():
@@ -161,15 +162,16 @@ def test_in_workers_later_views_have_the_same_lanes_with_several_modules_at_the_
 
 
 @pytest.mark.processes
-def test_a_pickled_chain_is_small_and_does_not_import_torch():
+def test_pickled_chain_is_small_and_does_not_import_torch():
     chain = T.Chain([T.RandomResizedCrop(224, interpolation=2), T.ColorJitter(0.4), T.ToDtype(torch.float16, True)])
     data = pickle.dumps(chain, protocol=5)
     assert len(data) < 1000
-    code = f"import pickle, sys; print(pickle.loads({data!r})); assert 'torch' not in sys.modules"
-    assert run_python(code)[0] == f"{chain!r}\n"
+    program = f"import pickle, sys; print(pickle.loads({data!r})); assert 'torch' not in sys.modules"
+    output, _ = run_python(program)
+    assert output == f"{chain!r}\n"
 
 
-def test_a_sample_draws_the_same_in_any_batch():
+def test_sample_draws_the_same_in_any_batch():
     chain = T.Chain([
         T.Resize(200), T.RandomCrop(150, padding=4), T.RandomResizedCrop(64), T.RandomHorizontalFlip(),
         T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE,
@@ -192,17 +194,19 @@ def test_draws_differ_between_epochs_positions_and_transforms():
     program = chain.draw(KEY, positions, sizes)
     next_epoch = chain.draw(epoch_key(3, 2), positions, sizes)
     factors = np.concatenate([record.values[:, 0, :1] for record in (*program.records, next_epoch.records[0])])
-    assert len(np.unique(factors)) == 24
+    assert len(np.unique(factors)) == 24  # 8 samples × (2 transforms in one epoch + 1 in the next)
 
 
 CROPS = [T.RandomResizedCrop(64), T.CenterCrop(60), T.RandomCrop((50, 40), pad_if_needed=True), T.RandomCrop(30, 9)]
 
 
 @pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("before", [[], [T.Resize(90)], [T.RandomHorizontalFlip(), T.Resize((70, 80), "bicubic")]])
-@pytest.mark.parametrize("after", [[], [T.ColorJitter(contrast=0.5)], [T.Resize(20), T.CenterCrop(15)]])
-def test_regions_are_the_first_windows_of_the_program(crop, before, after):
-    chain = T.Chain([*before, crop, *after])
+@pytest.mark.parametrize(
+    "transforms_before", [[], [T.Resize(90)], [T.RandomHorizontalFlip(), T.Resize((70, 80), "bicubic")]]
+)
+@pytest.mark.parametrize("transforms_after", [[], [T.ColorJitter(contrast=0.5)], [T.Resize(20), T.CenterCrop(15)]])
+def test_regions_are_the_first_windows_of_the_program(crop, transforms_before, transforms_after):
+    chain = T.Chain([*transforms_before, crop, *transforms_after])
     sizes, positions = random_sizes(30), np.arange(30)
     regions = chain.regions(KEY, positions, sizes)
     np.testing.assert_array_equal(regions, chain.draw(KEY, positions, sizes).windows_tlhw[0])
@@ -226,12 +230,12 @@ def test_regions_without_a_crop_are_complete_images(transforms):
     [
         ([T.ColorJitter(0.5), T.CenterCrop(8)], (20, 30), [6, 11, 8, 8]),
         ([T.Pad(10), T.CenterCrop(20)], (100, 80), [40, 30, 20, 20]),
-        # Rows 50 … 149 of the resized image come from rows 100 … 299, and from 1 or 3 more on each side.
+        # Rows 50 … 149 of the resized image need rows 100 … 299, and the filter needs a few more on each side.
         ([T.Resize(200), T.CenterCrop(100)], (400, 600), [98, 198, 204, 204]),
         ([T.Resize(200, "bicubic"), T.CenterCrop(100)], (400, 600), [96, 196, 208, 208]),
     ],
 )
-def test_the_region_of_a_crop_behind_other_transforms_contains_only_needed_pixels(transforms, size_hw, region_tlhw):
+def test_region_of_a_crop_after_a_transform_contains_only_the_pixels_needed(transforms, size_hw, region_tlhw):
     assert T.Chain(transforms).regions(KEY, np.arange(1), np.array([size_hw])).tolist() == [region_tlhw]
 
 
@@ -270,14 +274,14 @@ CROP = T.RandomResizedCrop(24)
         ([CROP, T.RandomHorizontalFlip(), T.ColorJitter(0.4)], False),
         ([T.RandomResizedCrop((20, 30), interpolation="random"), T.RandAugment()], False),
         ([CROP], False),
-        # In these chains, the region is not the box that the first transform drew.
+        # In these three chains, the region is not the box that the first transform drew.
         ([CROP, T.RandomHorizontalFlip(), T.CenterCrop(10)], True),
         ([T.RandomHorizontalFlip(), CROP], True),
         ([T.MultiView([[CROP], [CROP, T.RandomHorizontalFlip()]])], True),
         ([T.CenterCrop(20)], False),
     ],
 )
-def test_draw_with_regions_of_a_worker_does_not_draw_the_crop_again(transforms, draws_crops, monkeypatch):
+def test_draw_reads_the_crop_from_the_regions_of_a_worker_if_they_are_its_boxes(transforms, draws_crops, monkeypatch):
     chain, positions = T.Chain(transforms), np.arange(40) * 3
     sizes = np.random.default_rng(0).integers(30, 90, (40, 2))
     key = epoch_key(0, 1)
@@ -289,9 +293,9 @@ def test_draw_with_regions_of_a_worker_does_not_draw_the_crop_again(transforms, 
         T.RandomResizedCrop, "draw", lambda self, *arguments: crop_draws.append(self) or draw(self, *arguments)
     )
     for view, program in enumerate(expected):
-        again = chain.draw(key, positions, sizes, view=view, regions_tlhw=regions)
-        assert again.results_hw.tolist() == program.results_hw.tolist()
-        for record, expected_record in zip(again.records, program.records, strict=True):
+        result = chain.draw(key, positions, sizes, view=view, regions_tlhw=regions)
+        assert result.results_hw.tolist() == program.results_hw.tolist()
+        for record, expected_record in zip(result.records, program.records, strict=True):
             assert type(record) is type(expected_record)
             for name, value in vars(expected_record).items():
                 np.testing.assert_array_equal(getattr(record, name), value, err_msg=name)

@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from transforms.drawing import KEY, N, draw
+from transforms.drawing import KEY, SAMPLES, draw
 
 from gpuload import transforms as T
 
-SIZES = np.tile([[40, 60]], (N, 1))
+SIZES = np.tile([[40, 60]], (SAMPLES, 1))
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,11 @@ def test_chain_refuses_mosaic_and_copy_paste_in_invalid_places(transforms, text)
         T.Chain(transforms)
 
 
-@pytest.mark.parametrize("holder", [T.RandomApply, T.RandomChoice, T.RandomOrder])
-def test_transforms_that_contain_others_refuse_mosaic(holder):
-    text = (
-        f"{holder.__name__} cannot hold Mosaic, which combines images of several samples.*set its probability with p=…"
-    )
+@pytest.mark.parametrize("container", [T.RandomApply, T.RandomChoice, T.RandomOrder])
+def test_containers_refuse_mosaic(container):
+    text = f"{container.__name__} cannot hold Mosaic, which combines images of several samples.*set its probability"
     with pytest.raises(ValueError, match=text):
-        holder([T.Compose([T.Mosaic(40)])])
+        container([T.Compose([T.Mosaic(40)])])
 
 
 def test_chain_group_is_the_largest_number_of_samples_that_a_transform_combines():
@@ -56,23 +54,23 @@ def test_mosaic_decides_the_output_size_unless_p_is_below_1():
 
 def test_mosaic_draws_uniform_centers_and_orders():
     [record] = draw(T.Mosaic((1000, 2000), center_range=(0.2, 0.7), p=0.6)).records
-    assert stats.binomtest(int(record.gathered.sum()), N, 0.6).pvalue > 1e-4
+    assert stats.binomtest(int(record.gathered.sum()), SAMPLES, 0.6).pvalue > 1e-4
     for axis, length in enumerate((1000, 2000)):
-        places = (record.centre_yx[:, axis] + 0.5) / length
-        assert stats.kstest(places, stats.uniform(0.2, 0.5).cdf).pvalue > 1e-4
+        relative_centers = (record.centre_yx[:, axis] + 0.5) / length
+        assert stats.kstest(relative_centers, stats.uniform(0.2, 0.5).cdf).pvalue > 1e-4
     _, counts = np.unique(record.order, axis=0, return_counts=True)
-    assert len(counts) == 24
+    assert len(counts) == 24  # all orders of four samples
     assert stats.chisquare(counts).pvalue > 1e-4
     assert (record.size_hw == np.where(record.gathered[:, None], [1000, 2000], SIZES)).all()
 
 
 def test_copy_paste_draws_different_keys_for_each_sample():
     [record] = draw(T.CopyPaste(0.3)).records
-    assert stats.binomtest(int(record.gathered.sum()), N, 0.3).pvalue > 1e-4
-    assert len(np.unique(record.keys, axis=0)) == N
+    assert stats.binomtest(int(record.gathered.sum()), SAMPLES, 0.3).pvalue > 1e-4
+    assert len(np.unique(record.keys, axis=0)) == SAMPLES
 
 
-def test_regions_before_mosaic_are_complete_images_or_those_of_an_earlier_crop():
+def test_regions_before_mosaic_are_complete_images_or_the_boxes_of_an_earlier_crop():
     chain = T.Chain([T.RandomCrop(20), T.Mosaic(50), T.CenterCrop(10)])
     regions = chain.regions(KEY, np.arange(50), SIZES[:50])
     assert (regions[:, 2:] == 20).all()

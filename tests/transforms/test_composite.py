@@ -1,4 +1,4 @@
-"""Transforms that contain others, and MultiView: draws, sizes and windows of each sample, and valid arguments."""
+"""Containers and MultiView: draws, sizes and windows of each sample, and valid arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from helpers.both_loaders import cpu_loader, gpuload_batches
 from helpers.map_datasets import MapDataset
 from scipy import stats
-from transforms.drawing import KEY, NORMALIZE, N, draw
+from transforms.drawing import KEY, NORMALIZE, SAMPLES, draw
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -25,15 +25,15 @@ def test_random_apply_applies_all_of_its_transforms_or_none():
     assert [first.name, second.name] == ["RandomHorizontalFlip", "RandomVerticalFlip"]
     assert (first.step, second.step) == (0, 0)
     assert len(draw(T.RandomApply([T.RandomInvert()], p=0)).records) == 0
-    assert len(draw(T.RandomApply([T.RandomInvert()], p=1)).records[0].rows) == N
+    assert len(draw(T.RandomApply([T.RandomInvert()], p=1)).records[0].rows) == SAMPLES
 
 
-def test_random_choice_applies_one_transform_each_equally_often_by_default():
+def test_random_choice_applies_one_transform_to_each_sample_and_each_equally_often():
     choices = [T.RandomCrop(8), T.CenterCrop(8), T.TrimBorder(2)]
-    even = draw(T.RandomChoice(choices)).records
-    assert sorted(np.concatenate([record.rows for record in even]).tolist()) == list(range(N))
-    assert stats.chisquare([len(record.rows) for record in even]).pvalue > 0.01
-    assert [len(record.rows) for record in draw(T.RandomChoice(choices, p=[0, 1, 0])).records] == [N]
+    records = draw(T.RandomChoice(choices)).records
+    assert sorted(np.concatenate([record.rows for record in records]).tolist()) == list(range(SAMPLES))
+    assert stats.chisquare([len(record.rows) for record in records]).pvalue > 0.01
+    assert [len(record.rows) for record in draw(T.RandomChoice(choices, p=[0, 1, 0])).records] == [SAMPLES]
     assert len(draw(T.RandomChoice([T.RandomInvert(), T.Identity()])).records) == 1
 
 
@@ -43,11 +43,13 @@ def test_random_order_draws_every_order_equally_often():
     records = draw(T.RandomOrder(transforms)).records
     orders = [records[start : start + 3] for start in range(0, len(records), 3)]
     assert {tuple(record.name for record in order) for order in orders} == set(itertools.permutations(names))
-    assert all(record.rows.tolist() == order[0].rows.tolist() for order in orders for record in order)
+    for order in orders:
+        for record in order:
+            assert record.rows.tolist() == order[0].rows.tolist(), record.name
     assert stats.chisquare([len(order[0].rows) for order in orders]).pvalue > 0.01
 
 
-def test_a_sample_draws_the_same_in_any_batch_and_in_any_branch():
+def test_sample_draws_the_same_in_any_batch_and_in_any_branch():
     order = T.RandomOrder([T.RandomCrop(20), T.RandomApply([T.ColorJitter(0.4), T.RandomHorizontalFlip()])])
     chain = T.Chain([T.RandomResizedCrop(32), T.RandomChoice([order, T.Identity()]), T.RandomVerticalFlip()])
     positions = np.random.default_rng(0).permutation(200)
@@ -56,50 +58,50 @@ def test_a_sample_draws_the_same_in_any_batch_and_in_any_branch():
     for row in (0, 7, 199):
         alone = chain.draw(KEY, positions[row : row + 1], sizes[row : row + 1])
         row_of_program = program.take(np.array([row]))
-        # Records of other branches remain, without rows.
-        places = [
-            place for place, record in enumerate(row_of_program.records) if record.rows is None or len(record.rows)
+        # `take` keeps the records of branches that the row does not take, but without rows.
+        indices = [
+            index for index, record in enumerate(row_of_program.records) if record.rows is None or len(record.rows)
         ]
-        assert [record.name for record in alone.records] == [row_of_program.records[place].name for place in places]
-        for window, place in zip(alone.windows_tlhw, [*places, -1], strict=True):
-            np.testing.assert_array_equal(window, row_of_program.windows_tlhw[place])
+        assert [record.name for record in alone.records] == [row_of_program.records[index].name for index in indices]
+        for window, index in zip(alone.windows_tlhw, [*indices, -1], strict=True):
+            np.testing.assert_array_equal(window, row_of_program.windows_tlhw[index])
         np.testing.assert_array_equal(alone.results_hw, row_of_program.results_hw)
 
 
 FLATTEN = torch.nn.Flatten()
-PLAIN = [T.RandomResizedCrop(32), T.ColorJitter(0.4), NORMALIZE]
-COMPOSED = {
-    "alone": (T.Compose(PLAIN), PLAIN),
-    "nested": (T.Compose([T.Compose(T.Compose(PLAIN[:1])), *PLAIN[1:]]), PLAIN),
+CHAIN = [T.RandomResizedCrop(32), T.ColorJitter(0.4), NORMALIZE]
+COMPOSED_AND_LIST = {
+    "alone": (T.Compose(CHAIN), CHAIN),
+    "nested": (T.Compose([T.Compose(T.Compose(CHAIN[:1])), *CHAIN[1:]]), CHAIN),
     "in RandomApply": (
-        [T.RandomApply(T.Compose(PLAIN[:2]), 0.3), T.Resize((8, 8))],
-        [T.RandomApply(PLAIN[:2], 0.3), T.Resize((8, 8))],
+        [T.RandomApply(T.Compose(CHAIN[:2]), 0.3), T.Resize((8, 8))],
+        [T.RandomApply(CHAIN[:2], 0.3), T.Resize((8, 8))],
     ),
-    "in RandomChoice": (T.Compose([T.RandomChoice(T.Compose(PLAIN[:2]), [1, 2])]), [T.RandomChoice(PLAIN[:2], [1, 2])]),
-    "in RandomOrder": ([T.RandomOrder(T.Compose(PLAIN[:2]))], [T.RandomOrder(PLAIN[:2])]),
+    "in RandomChoice": (T.Compose([T.RandomChoice(T.Compose(CHAIN[:2]), [1, 2])]), [T.RandomChoice(CHAIN[:2], [1, 2])]),
+    "in RandomOrder": ([T.RandomOrder(T.Compose(CHAIN[:2]))], [T.RandomOrder(CHAIN[:2])]),
     "in MultiView": (
-        T.Compose([T.Resize(40), T.MultiView([T.Compose(PLAIN[:2]), PLAIN[0]]), NORMALIZE]),
-        [T.Resize(40), T.MultiView([PLAIN[:2], PLAIN[0]]), NORMALIZE],
+        T.Compose([T.Resize(40), T.MultiView([T.Compose(CHAIN[:2]), CHAIN[0]]), NORMALIZE]),
+        [T.Resize(40), T.MultiView([CHAIN[:2], CHAIN[0]]), NORMALIZE],
     ),
-    "a module at the end": (T.Compose([PLAIN[0], T.Compose([PLAIN[1], FLATTEN])]), [*PLAIN[:2], FLATTEN]),
+    "a module at the end": (T.Compose([CHAIN[0], T.Compose([CHAIN[1], FLATTEN])]), [*CHAIN[:2], FLATTEN]),
 }
 
 
-@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("name", COMPOSED_AND_LIST)
 def test_loaders_treat_compose_as_the_list_of_its_transforms(name):
-    composed, plain = COMPOSED[name]
+    composed, transform_list = COMPOSED_AND_LIST[name]
     options = {"batch_size": 4, "num_workers": 0, "device": "cpu", "seed": 3}
     images = [gl.Image(np.random.default_rng(number).integers(0, 256, (50, 60, 3), np.uint8)) for number in range(4)]
     results = []
-    for transforms in (composed, plain):
+    for transforms in (composed, transform_list):
         with gl.Loader(images, transforms=transforms, **options) as loader:
             batch = next(iter(loader))
             results.append((T.Chain(transforms), repr(loader), str(loader.plan()), loader.state_dict(), list(batch)))
     *composed_properties, images = results[0]
-    *plain_properties, expected = results[1]
-    assert composed_properties == plain_properties
-    assert T.Chain(composed).fingerprint() == T.Chain(plain).fingerprint()
-    assert all(map(torch.equal, images, expected))
+    *list_properties, expected = results[1]
+    assert composed_properties == list_properties
+    assert T.Chain(composed).fingerprint() == T.Chain(transform_list).fingerprint()
+    torch.testing.assert_close(images, expected, rtol=0, atol=0)
 
 
 def test_contained_transforms_draw_from_different_lanes():
@@ -143,7 +145,7 @@ def test_containers_and_chains_refuse_invalid_transforms(make, error, text):
         make()
 
 
-def test_an_error_of_a_contained_transform_has_the_row_of_the_image():
+def test_error_of_a_contained_transform_has_the_row_of_the_image():
     chain = T.Chain([T.RandomChoice([T.RandomCrop(50), T.RandomCrop(50)])])
     assert chain.lines[0].prefix_length == 1
     with pytest.raises(T.base.DrawError, match=r"image of 40×60 .* is smaller than the crop") as caught:
@@ -158,33 +160,33 @@ CONTAINED = [
 ]  # fmt: skip
 
 
-def random_transform(random: np.random.Generator, depth: int) -> T.Transform:
-    if depth == 0 or random.random() < 0.4:
-        return CONTAINED[random.integers(len(CONTAINED))]
-    transforms = [random_transform(random, depth - 1) for _ in range(random.integers(1, 4))]
-    return [T.RandomApply, T.RandomChoice, T.RandomOrder, T.Compose][random.integers(4)](transforms)
+def random_transform(rng: np.random.Generator, depth: int) -> T.Transform:
+    if depth == 0 or rng.random() < 0.4:
+        return CONTAINED[rng.integers(len(CONTAINED))]
+    transforms = [random_transform(rng, depth - 1) for _ in range(rng.integers(1, 4))]
+    return [T.RandomApply, T.RandomChoice, T.RandomOrder, T.Compose][rng.integers(4)](transforms)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_windows_and_sizes_of_nested_chains_follow_the_branch_of_each_sample(seed):
-    random = np.random.default_rng(seed)
-    sizes = random.integers(40, 90, (9, 2))
-    program = T.Chain([random_transform(random, 3) for _ in range(4)]).draw(KEY, np.arange(9), sizes)
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(40, 90, (9, 2))
+    program = T.Chain([random_transform(rng, 3) for _ in range(4)]).draw(KEY, np.arange(9), sizes)
     for row in range(9):
         branch, size = [], sizes[row : row + 1]
-        for place, record in enumerate(program.records):
+        for index, record in enumerate(program.records):
             rows = np.flatnonzero(np.arange(9) == row if record.rows is None else record.rows == row)
             if len(rows):
                 record_of_row = record.take(rows, None)
                 np.testing.assert_array_equal(record_of_row.sizes_hw, size)
                 size = record_of_row.output_hw
-                branch.append((place, record_of_row))
+                branch.append((index, record_of_row))
         np.testing.assert_array_equal(program.results_hw[row : row + 1], size)
         window = np.concatenate([np.zeros((1, 2), np.int64), size], axis=1)
-        for place, record_of_row in reversed(branch):
-            np.testing.assert_array_equal(program.windows_tlhw[place + 1][row : row + 1], window)
+        for index, record_of_row in reversed(branch):
+            np.testing.assert_array_equal(program.windows_tlhw[index + 1][row : row + 1], window)
             window = record_of_row.input_windows(window)
-            np.testing.assert_array_equal(program.windows_tlhw[place][row : row + 1], window)
+            np.testing.assert_array_equal(program.windows_tlhw[index][row : row + 1], window)
         np.testing.assert_array_equal(program.windows_tlhw[0][row : row + 1], window)
 
 
@@ -192,45 +194,45 @@ GLOBAL_VIEW = [T.RandomResizedCrop(24, scale=(0.4, 1)), T.RandomHorizontalFlip()
 LOCAL_VIEW = [T.RandomResizedCrop(12, scale=(0.05, 0.4)), T.RandomHorizontalFlip()]
 
 
-def make_picture(index: int):
+def make_sample(index: int):
     rng = np.random.default_rng(index)
     return gl.Image(rng.integers(0, 256, (*rng.integers(30, 70, 2), 3), np.uint8)), index
 
 
-PICTURES = MapDataset(make_picture, 20)
+PICTURES = MapDataset(make_sample, 20)
 
 
-def load(transforms, dataset=PICTURES, **options):
+def load_batches(transforms, dataset=PICTURES, **options):
     return gpuload_batches(dataset, 8, transforms=transforms, seed=4, **options)
 
 
 def test_multi_view_gives_different_views_in_order():
-    (views, labels), *_ = load([T.MultiView([GLOBAL_VIEW, GLOBAL_VIEW, *[LOCAL_VIEW] * 3]), NORMALIZE])
+    (views, labels), *_ = load_batches([T.MultiView([GLOBAL_VIEW, GLOBAL_VIEW, *[LOCAL_VIEW] * 3]), NORMALIZE])
     assert isinstance(views, list)
     assert [tuple(view.shape) for view in views] == [(8, 3, 24, 24)] * 2 + [(8, 3, 12, 12)] * 3
-    assert all(view.dtype == torch.float32 for view in views)
+    assert [view.dtype for view in views] == [torch.float32] * 5
     assert labels.tolist() == list(range(8))
-    for number in range(5):
-        for other in range(number):
-            assert views[number].shape != views[other].shape or not torch.equal(views[number], views[other])
+    for index in range(5):
+        for other_index in range(index):
+            assert views[index].shape != views[other_index].shape or not torch.equal(views[index], views[other_index])
 
 
 def test_loader_gives_the_views_of_the_stage():
     chain = T.Chain([T.RandomHorizontalFlip(), T.MultiView([GLOBAL_VIEW, LOCAL_VIEW]), NORMALIZE])
-    (views, _), *_ = load([*chain.transforms])
-    arrays = [make_picture(i)[0].hwc for i in range(8)]
+    (views, _), *_ = load_batches([*chain.transforms])
+    arrays = [make_sample(i)[0].hwc for i in range(8)]
     images, stage = RaggedImages.from_arrays(arrays), compile_stage(chain, device="cpu")
     for view in (0, 1):
         program = chain.draw(epoch_key(4, 0), np.arange(8), images.sizes_hw, view=view)
         torch.testing.assert_close(stage(images, program, view=view), views[view], rtol=0, atol=0)
 
 
-def test_transforms_before_multi_view_draw_once_and_those_behind_it_per_view():
+def test_transforms_before_multi_view_draw_once_and_transforms_after_it_per_view():
     chain = T.Chain([T.RandomCrop(20), T.MultiView([[T.Identity()], [T.Identity()]]), T.RandomHorizontalFlip()])
     sizes = np.tile([[60, 60]], (500, 1))
     first, second = (chain.draw(KEY, np.arange(500), sizes, view=view) for view in (0, 1))
     np.testing.assert_array_equal(first.records[0].box_tlhw, second.records[0].box_tlhw)
-    assert 180 < (first.records[1].flipped != second.records[1].flipped).sum() < 320
+    assert 180 < (first.records[1].flipped != second.records[1].flipped).sum() < 320  # about half of 500
     assert chain.lines[0].lanes == (0, 1, 2)
     assert chain.lines[1].lanes == (0, 3, 4)
 
@@ -241,41 +243,43 @@ def test_regions_of_multi_view_enclose_the_crops_of_all_views():
     regions = chain.regions(KEY, np.arange(50), sizes)
     boxes = [chain.draw(KEY, np.arange(50), sizes, view=view).records[0].box_tlhw for view in (0, 1)]
     for row, (top, left, height, width) in enumerate(regions.tolist()):
-        assert top == min(box[row, 0] for box in boxes)
-        assert left == min(box[row, 1] for box in boxes)
-        assert top + height == max(box[row, 0] + box[row, 2] for box in boxes)
-        assert left + width == max(box[row, 1] + box[row, 3] for box in boxes)
+        corners = np.array([box[row, :2] for box in boxes])
+        ends = corners + [box[row, 2:] for box in boxes]
+        assert [top, left] == corners.min(axis=0).tolist()
+        assert [top + height, left + width] == ends.max(axis=0).tolist()
 
 
 @pytest.mark.processes
-def test_multi_view_gives_equal_bits_with_workers_and_in_replay():
+def test_multi_view_is_bit_identical_with_workers_and_in_replay():
     transforms = [T.MultiView([GLOBAL_VIEW, *[LOCAL_VIEW] * 2]), NORMALIZE]
-    in_process, with_workers = load(transforms), load(transforms, num_workers=2)
-    for (ours, _), (theirs, _) in zip(in_process, with_workers, strict=True):
-        assert all(torch.equal(image, other) for image, other in zip(ours, theirs, strict=True))
+    in_process, with_workers = load_batches(transforms), load_batches(transforms, num_workers=2)
+    for (views, _), (expected_views, _) in zip(in_process, with_workers, strict=True):
+        torch.testing.assert_close(views, expected_views, rtol=0, atol=0)
     with cpu_loader(PICTURES, 8, transforms=transforms, seed=4) as loader:
         replayed = loader.replay(0, 11)
-    assert all(torch.equal(image, other[3]) for image, other in zip(replayed.sample[0], in_process[1][0], strict=True))
+    views, _ = in_process[1]  # position 11 is row 3 of the second batch
+    torch.testing.assert_close(replayed.sample[0], [view[3] for view in views], rtol=0, atol=0)
 
 
 def test_multi_view_reads_each_sample_once():
     indices = []
-    dataset = MapDataset(lambda index: indices.append(index) or make_picture(index), 4)
-    [(views, _)] = load([T.MultiView([LOCAL_VIEW] * 4)], dataset)
+    dataset = MapDataset(lambda index: indices.append(index) or make_sample(index), 4)
+    [(views, _)] = load_batches([T.MultiView([LOCAL_VIEW] * 4)], dataset)
     assert len(views) == 4
     assert indices == [0, 1, 2, 3]
 
 
 def test_collate_fn_receives_samples_with_a_list_of_views():
     def collate(samples):
-        assert all(isinstance(image, list) and len(image) == 2 for image, _ in samples)
-        return torch.stack([image[1] for image, _ in samples]), [number for _, number in samples]
+        assert {type(views) for views, _ in samples} == {list}
+        return torch.stack([local_view for [_, local_view], _ in samples]), [number for _, number in samples]
 
     transforms = [T.MultiView([GLOBAL_VIEW, LOCAL_VIEW])]
-    default, collated = load(transforms), load(transforms, collate_fn=collate)
-    assert all(torch.equal(a[0][1], b[0]) for a, b in zip(default, collated, strict=True))
+    batches, collated_batches = load_batches(transforms), load_batches(transforms, collate_fn=collate)
+    for ((_, local_views), _), (collated_views, _) in zip(batches, collated_batches, strict=True):
+        assert torch.equal(collated_views, local_views)
 
 
 def test_views_of_different_sizes_are_lists_with_ragged_list():
-    (views, _), *_ = load([T.MultiView([[T.Identity()], LOCAL_VIEW])], num_workers=0, ragged="list")
-    assert [tuple(image.shape[1:]) for image in views[0]] == [make_picture(i)[0].hwc.shape[:2] for i in range(8)]
+    (views, _), *_ = load_batches([T.MultiView([[T.Identity()], LOCAL_VIEW])], num_workers=0, ragged="list")
+    assert [tuple(image.shape[1:]) for image in views[0]] == [make_sample(i)[0].hwc.shape[:2] for i in range(8)]

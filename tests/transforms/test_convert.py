@@ -16,31 +16,31 @@ from transforms.drawing import TO_FLOAT
 import gpuload as gl
 from gpuload import transforms as T
 
-LEVELS = T.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-FLOATS = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NORMALIZE_LEVELS = T.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+NORMALIZE_FLOATS = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @pytest.mark.parametrize("before", [[], [TO_FLOAT], [T.CenterCrop(8)]])
-def test_chain_refuses_a_mean_of_levels_where_images_are_scaled(before):
+def test_chain_refuses_a_mean_of_levels_if_images_are_scaled(before):
     text = (
         r"is for images in 0 … 255, but uint8 images are scaled to 0 … 1 before it; divide mean and std by 255, or "
         r"put ToDtype\('float32'\), which does not scale, right before it"
     )
-    for normalize in (LEVELS, T.Normalize((0.0,) * 3, (255.0,) * 3)):
+    for normalize in (NORMALIZE_LEVELS, T.Normalize((0.0,) * 3, (255.0,) * 3)):
         with pytest.raises(ValueError, match=text):
             T.Chain([*before, normalize])
 
 
-def test_chain_refuses_a_mean_of_0_to_1_behind_to_dtype_without_scale():
+def test_chain_refuses_a_mean_of_0_to_1_after_to_dtype_without_scale():
     text = r"is for images in 0 … 1, but a ToDtype without scale=True leaves 0 … 255; set scale=True, or"
     with pytest.raises(ValueError, match=text):
-        T.Chain([T.ToDtype("float32"), T.RandomHorizontalFlip(), FLOATS])
+        T.Chain([T.ToDtype("float32"), T.RandomHorizontalFlip(), NORMALIZE_FLOATS])
 
 
 def test_normalize_of_levels_and_of_floats_give_equal_results():
     image = np.random.default_rng(3).integers(0, 256, (8, 8, 3), np.uint8)
     results = []
-    for chain in ([T.ToDtype("float32"), LEVELS], [FLOATS], [TO_FLOAT, FLOATS]):
+    for chain in ([T.ToDtype("float32"), NORMALIZE_LEVELS], [NORMALIZE_FLOATS], [TO_FLOAT, NORMALIZE_FLOATS]):
         with gl.Loader([image], transforms=chain, num_workers=0, device="cpu") as loader:
             results += loader
     for result in results[1:]:
@@ -73,7 +73,7 @@ def test_normalize_with_one_mean_and_std_applies_to_any_number_of_channels(backe
         assert torch.equal(result, expected)
 
 
-def test_normalize_with_one_mean_and_std_applies_behind_a_custom_transform():
+def test_normalize_with_one_mean_and_std_applies_after_a_custom_transform():
     floats = torch.rand(2, 3, 8, 9)
     chain = [T.Lambda(lambda images: images * 2, per="image"), T.Normalize([0.5], [0.25])]
     torch.testing.assert_close(gl.Augment(chain)(floats), (floats * 2 - 0.5) / 0.25)
@@ -90,13 +90,13 @@ def test_arguments_as_tensors_and_arrays_equal_plain_numbers():
 TO_UINT8 = T.ToDtype("uint8", scale=True)
 
 
-def load(dataset, transforms, **options):
+def load_images(dataset, transforms, **options):
     with gl.Loader(dataset, 32, transforms=transforms, device="cpu", **{"num_workers": 0, **options}) as loader:
         return torch.cat(list(loader))
 
 
-def unit_floats():
-    """Return float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
+def make_unit_floats():
+    """Generate float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
     floats = np.random.default_rng(0).random((20, 24, 25, 3), np.float32)
     bounds = (np.arange(257) / 255.999).astype(np.float32)
     floats[0].flat[: 3 * 257] = np.clip(
@@ -105,34 +105,37 @@ def unit_floats():
     return floats
 
 
-def nchw(images):
+def to_nchw(images):
     return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
-def test_to_uint8_at_the_head_gives_torchvisions_values_of_floats_and_uint16(tmp_path):
-    floats, deep = unit_floats(), np.random.default_rng(1).integers(0, 65536, (20, 24, 25, 3)).astype(np.uint16)
-    original = torchvision().transforms.v2.ToDtype(torch.uint8, scale=True)
-    for images in (floats, deep):
-        expected = original(nchw(images))
-        assert torch.equal(load(list(map(gl.Image, images)), [TO_UINT8]), expected)
-        assert torch.equal(gl.Augment([TO_UINT8])(nchw(images)), expected)
-        np.save(tmp_path / "images.npy", images)  # more than the samples that are checked before rows are copied
-        assert torch.equal(load(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
+def test_to_uint8_in_first_place_converts_floats_and_uint16_like_torchvision(tmp_path):
+    floats, uint16_images = (
+        make_unit_floats(),
+        np.random.default_rng(1).integers(0, 65536, (20, 24, 25, 3)).astype(np.uint16),
+    )
+    torchvision_to_dtype = torchvision().transforms.v2.ToDtype(torch.uint8, scale=True)
+    for images in (floats, uint16_images):
+        expected = torchvision_to_dtype(to_nchw(images))
+        assert torch.equal(load_images(list(map(gl.Image, images)), [TO_UINT8]), expected)
+        assert torch.equal(gl.Augment([TO_UINT8])(to_nchw(images)), expected)
+        np.save(tmp_path / "images.npy", images)  # more rows than are checked before rows are copied unchecked
+        assert torch.equal(load_images(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_to_uint8_converts_other_floats_as_float32(dtype):
-    images = nchw(unit_floats()).to(dtype)
+def test_to_uint8_converts_float64_float16_and_bfloat16_like_float32(dtype):
+    images = to_nchw(make_unit_floats()).to(dtype)
     assert torch.equal(gl.Augment([TO_UINT8])(images), gl.Augment([TO_UINT8])(images.float()))
 
 
-def test_to_uint8_at_the_head_converts_image_files_of_16_bits():
-    deep = np.random.default_rng(1).integers(0, 65536, (24, 25)).astype(np.uint16)
+def test_to_uint8_in_first_place_converts_image_files_of_16_bits():
+    uint16_image = np.random.default_rng(1).integers(0, 65536, (24, 25)).astype(np.uint16)
     file = io.BytesIO()
-    PILImage.fromarray(deep).save(file, "PNG")
+    PILImage.fromarray(uint16_image).save(file, "PNG")
     files = [gl.Encoded(file.getvalue(), "unchanged")]
-    levels = torch.from_numpy((deep >> 8).astype(np.uint8))
-    assert torch.equal(load(files, [TO_UINT8, T.CenterCrop(20)])[0, 0], levels[2:22, 2:22])
+    levels = torch.from_numpy((uint16_image >> 8).astype(np.uint8))
+    assert torch.equal(load_images(files, [TO_UINT8, T.CenterCrop(20)])[0, 0], levels[2:22, 2:22])
 
 
 @pytest.mark.parametrize(
@@ -143,27 +146,27 @@ def test_to_uint8_at_the_head_converts_image_files_of_16_bits():
         [T.MultiView([[TO_UINT8, T.ColorJitter(0.3)], [TO_UINT8, T.RandomGrayscale(0.5)]])],
     ],
 )
-def test_images_converted_at_the_head_give_the_bits_of_uint8_images(transforms):
-    floats = unit_floats()
-    levels = np.ascontiguousarray(gl.Augment([TO_UINT8])(nchw(floats)).permute(0, 2, 3, 1).numpy())
+def test_images_converted_in_first_place_give_the_results_of_uint8_images(transforms):
+    floats = make_unit_floats()
+    levels = np.ascontiguousarray(gl.Augment([TO_UINT8])(to_nchw(floats)).permute(0, 2, 3, 1).numpy())
     options = {"batch_size": 20, "device": "cpu", "num_workers": 0, "transforms": transforms}
     converted, expected = (next(iter(gl.Loader(list(map(gl.Image, images)), **options))) for images in (floats, levels))
-    augmented, plain = (gl.Augment(transforms)(nchw(images)) for images in (floats, levels))
-    for results, others in ((converted, expected), (augmented, plain)):
-        views, other_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, others))
-        assert all(view.dtype == torch.uint8 for view in views)
-        assert all(map(torch.equal, views, other_views))
+    augmented, augmented_levels = (gl.Augment(transforms)(to_nchw(images)) for images in (floats, levels))
+    for results, expected_results in ((converted, expected), (augmented, augmented_levels)):
+        views, other_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, expected_results))
+        assert {view.dtype for view in views} == {torch.uint8}
+        torch.testing.assert_close(list(views), list(other_views), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("value", "content"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])
-def test_to_uint8_at_the_head_refuses_floats_outside_0_to_1(value, content):
+def test_to_uint8_in_first_place_refuses_floats_outside_0_to_1(value, content):
     image = np.full((8, 9, 3), 0.5, np.float32)
     image[2, 3] = value
     message = f"contains {content}, but float images must be in 0 … 1"
     with pytest.raises(gl.SampleError, match=f"^sample 0,.* ValueError: the image {re.escape(message)}"):
-        load([gl.Image(image)], [TO_UINT8, T.ColorJitter(0.3)])
+        load_images([gl.Image(image)], [TO_UINT8, T.ColorJitter(0.3)])
     with pytest.raises(ValueError, match=f"^batch {re.escape(message)}"):
-        gl.Augment([TO_UINT8, T.ColorJitter(0.3)])(nchw(image[None]))
+        gl.Augment([TO_UINT8, T.ColorJitter(0.3)])(to_nchw(image[None]))
 
 
 @pytest.mark.parametrize(
@@ -174,18 +177,18 @@ def test_to_uint8_at_the_head_refuses_floats_outside_0_to_1(value, content):
         [T.MultiView([[TO_UINT8], [T.RandomHorizontalFlip(), TO_UINT8]])],
     ],
 )
-def test_loader_refuses_floats_where_to_uint8_is_not_at_the_head(transforms):
+def test_loader_refuses_floats_if_to_uint8_is_not_in_first_place(transforms):
     text = "accepts only uint8 images, but these images are float32; put ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
-        load(list(map(gl.Image, unit_floats())), transforms)
-    levels = (unit_floats() * 255).astype(np.uint8)
-    load([gl.Image(image) for image in levels[:1]], [T.RandomHorizontalFlip(), TO_UINT8, T.ColorJitter(0.3)])
+        load_images(list(map(gl.Image, make_unit_floats())), transforms)
+    levels = (make_unit_floats() * 255).astype(np.uint8)
+    load_images([gl.Image(image) for image in levels[:1]], [T.RandomHorizontalFlip(), TO_UINT8, T.ColorJitter(0.3)])
 
 
 def test_color_jitter_refuses_floats_with_to_uint8_as_the_remedy():
     text = "ColorJitter takes uint8 images, but sample 0 is float32; put T.ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
-        load(list(map(gl.Image, unit_floats())), [T.ColorJitter(0.3)])
+        load_images(list(map(gl.Image, make_unit_floats())), [T.ColorJitter(0.3)])
 
 
 # -- Window ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Custom transforms draw like all others, are not sent to workers, and move boxes and keypoints."""
+"""Custom transforms draw the same for a sample in any batch, are not sent to workers, and move boxes and keypoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Structured(T.Custom):
     """A custom transform that draws a structure of arrays."""
 
     strength: float = 0.5
-    lock: Any = field(default_factory=threading.Lock, compare=False)  # workers must never need it
+    lock: Any = field(default_factory=threading.Lock, compare=False)  # cannot be sent to workers
 
     def draw(self, uniforms, sizes_hw):
         u = uniforms(3)
@@ -38,8 +38,6 @@ class Structured(T.Custom):
 
 @dataclass(frozen=True)
 class Flip(T.Custom):
-    """A custom transform that flips half of the images horizontally."""
-
     moves_pixels = True
 
     def draw(self, uniforms, sizes_hw):
@@ -77,9 +75,9 @@ def test_custom_transforms_draw_the_same_for_a_sample_in_any_batch():
 
 
 def test_two_custom_transforms_of_one_class_draw_different_numbers():
-    one, two = T.Chain([Structured(), Structured()]).draw(KEY, POSITIONS, SIZES).records
-    assert not np.isin(one.params["one"], two.params["one"]).any()
-    assert not np.isin(one.seeds, two.seeds).any()
+    first, second = T.Chain([Structured(), Structured()]).draw(KEY, POSITIONS, SIZES).records
+    assert not np.isin(first.params["one"], second.params["one"]).any()
+    assert not np.isin(first.seeds, second.seeds).any()
 
 
 @pytest.mark.parametrize(
@@ -152,14 +150,9 @@ def test_fingerprint_depends_on_arguments_but_not_on_addresses():
     assert fingerprint(T.Lambda(function), NORMALIZE) != fingerprint(T.Lambda(lambda x: x), NORMALIZE)
     assert fingerprint(T.Lambda(function), NORMALIZE) != fingerprint(T.Lambda(function, per="image"), NORMALIZE)
     assert fingerprint(NORMALIZE, T.Lambda(function)) == fingerprint(NORMALIZE) + "-function"
-    assert (
-        fingerprint(WithField(object())) == fingerprint(WithField(object())) != fingerprint(WithField(torch.nn.ReLU()))
-    )
-    assert (
-        fingerprint(WithField(np.arange(3)))
-        == fingerprint(WithField([0, 1, 2]))
-        != fingerprint(WithField(np.arange(4)))
-    )
+    unknown, array = fingerprint(WithField(object())), fingerprint(WithField(np.arange(3)))
+    assert unknown == fingerprint(WithField(object())) != fingerprint(WithField(torch.nn.ReLU()))
+    assert array == fingerprint(WithField([0, 1, 2])) != fingerprint(WithField(np.arange(4)))
 
 
 def test_repr_of_custom_transforms_and_lambdas():
@@ -169,7 +162,7 @@ def test_repr_of_custom_transforms_and_lambdas():
     )
 
 
-def test_chain_refuses_a_custom_transform_with_one_that_needs_levels_behind_to_dtype():
+def test_chain_refuses_a_container_of_a_custom_and_a_level_transform_after_to_dtype():
     container = T.RandomApply([Structured(), T.ColorJitter(0.5)])
     T.Chain([container, NORMALIZE])
     text = (
@@ -181,7 +174,7 @@ def test_chain_refuses_a_custom_transform_with_one_that_needs_levels_behind_to_d
         T.Chain([TO_FLOAT, container, NORMALIZE])
 
 
-def test_a_custom_flip_moves_boxes_and_keypoints_as_random_horizontal_flip():
+def test_custom_flip_moves_boxes_and_keypoints_like_random_horizontal_flip():
     boxes, points = np.array([[1, 2, 9, 12], [0, 0, 5, 5]]), np.array([[[3.5, 4.0]], [[0.0, 1.0]]])
     program = T.Chain([Flip(), T.CenterCrop(30)]).draw(KEY, POSITIONS, SIZES)
     samples = [SampleTargets([boxes, boxes.astype(float)], [points]) for _ in range(12)]
@@ -192,9 +185,11 @@ def test_a_custom_flip_moves_boxes_and_keypoints_as_random_horizontal_flip():
         built_in = T.Chain([T.RandomHorizontalFlip(float(flipped[row])), T.CenterCrop(30)])
         expected = SampleTargets([boxes, boxes.astype(float)], [points])
         apply_records(built_in.draw(KEY, POSITIONS[row : row + 1], SIZES[row : row + 1]).records, [expected])
-        for ours, theirs in zip((*sample.boxes, *sample.points), (*expected.boxes, *expected.points), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-            assert ours.dtype == theirs.dtype
+        for array, expected_array in zip(
+            (*sample.boxes, *sample.points), (*expected.boxes, *expected.points), strict=True
+        ):
+            np.testing.assert_array_equal(array, expected_array)
+            assert array.dtype == expected_array.dtype
 
 
 def test_apply_boxes_must_return_as_many_boxes():

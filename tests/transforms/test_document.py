@@ -1,4 +1,4 @@
-"""Names, arguments and defaults are torchvision's, and docs/transforms.md lists them."""
+"""Names, arguments and defaults equal torchvision's, and docs/transforms.md lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transforms.specs import SPECS
 from gpuload import transforms as T
 
 # torchvision's Lambda has another first argument.
-IN_TORCHVISION = [name for name, spec in SPECS.items() if spec.torchvision is not None and name != "Lambda"]
+TORCHVISION_NAMES = [name for name, spec in SPECS.items() if spec.torchvision is not None and name != "Lambda"]
 
 
 def test_table_in_transforms_md_is_up_to_date():
@@ -22,23 +22,23 @@ def test_table_in_transforms_md_is_up_to_date():
     assert written == table(), f"{PAGE} is out of date, run `python tests/transforms/catalogue.py`"
 
 
-@pytest.mark.parametrize("name", IN_TORCHVISION)
-def test_arguments_and_defaults_are_torchvisions(name):
+@pytest.mark.parametrize("name", TORCHVISION_NAMES)
+def test_arguments_and_defaults_equal_torchvisions(name):
     def parameters_of(kind: type) -> list[tuple]:
         return [
             (key, value.default.value if isinstance(value.default, enum.Enum) else value.default, value.kind)
             for key, value in inspect.signature(kind).parameters.items()
         ]
 
-    ours = parameters_of(getattr(T, name))
-    theirs = parameters_of(getattr(peers.torchvision().transforms.v2, name))
-    count = len(ours) - len(SPECS[name].more)
-    assert ours[:count] == theirs
-    assert [key for key, _, _ in ours[count:]] == list(SPECS[name].more), "edit `more` in tests/transforms/specs.py"
-    assert all(default is not inspect.Parameter.empty for _, default, _ in ours[count:])
+    parameters = parameters_of(getattr(T, name))
+    torchvision_parameters = parameters_of(getattr(peers.torchvision().transforms.v2, name))
+    count = len(parameters) - len(SPECS[name].more)
+    assert parameters[:count] == torchvision_parameters
+    assert [key for key, _, _ in parameters[count:]] == [*SPECS[name].more], "edit `more` in tests/transforms/specs.py"
+    assert inspect.Parameter.empty not in [default for _, default, _ in parameters[count:]]
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_specs_have_torchvision_arguments_where_torchvision_has_the_transform(name):
-    theirs = hasattr(peers.torchvision().transforms.v2, name)
-    assert theirs == (SPECS[name].torchvision is not None), f"edit `torchvision` of {name} in tests/transforms/specs.py"
+def test_specs_have_torchvision_arguments_if_torchvision_has_the_transform(name):
+    is_in_torchvision = hasattr(peers.torchvision().transforms.v2, name)
+    assert is_in_torchvision == (SPECS[name].torchvision is not None), "edit `torchvision` in tests/transforms/specs.py"

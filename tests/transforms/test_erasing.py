@@ -1,4 +1,4 @@
-"""RandomErasing: arguments, draws, and valid places in a chain."""
+"""RandomErasing checks its arguments and its place in a chain, and draws keys for each sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from transforms.drawing import NORMALIZE, TO_FLOAT, N, draw
+from transforms.drawing import NORMALIZE, SAMPLES, TO_FLOAT, draw
 
 from gpuload import transforms as T
 
@@ -63,5 +63,5 @@ def test_random_erasing_is_compared_by_its_arguments_without_inplace():
 
 def test_random_erasing_draws_different_keys_for_each_sample():
     [record] = draw(T.RandomErasing()).records
-    assert len(np.unique(record.keys[:, 0] << np.uint64(32) | record.keys[:, 1])) == N
+    assert len(np.unique(record.keys[:, 0] << np.uint64(32) | record.keys[:, 1])) == SAMPLES
     assert stats.kstest(record.keys.ravel() / 2.0**32, "uniform").pvalue > 0.01

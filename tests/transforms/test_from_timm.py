@@ -30,15 +30,14 @@ CONFIG = {
 
 
 def filter_name(value) -> str:
-    """Return our name for timm's filter; two filters are "random"."""
+    """Return gpuload's name for timm's filter; a pair of filters is "random"."""
     if isinstance(value, tuple | list):
         assert {mode.value for mode in value} == {"bilinear", "bicubic"}
         return "random"
     return value.value
 
 
-def from_attributes(transform) -> list:
-    """Convert a transform of timm's chain by its attributes."""
+def convert_by_attributes(transform) -> list:
     name = type(transform).__name__
     match name:
         case "MaybeToTensor":
@@ -69,8 +68,8 @@ def from_attributes(transform) -> list:
             return T.from_torchvision(transform)
 
 
-def converted(chain: v1.Compose) -> list:
-    return [ours for transform in chain.transforms for ours in from_attributes(transform)]
+def convert_chain(chain: v1.Compose) -> list:
+    return [converted for transform in chain.transforms for converted in convert_by_attributes(transform)]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def converted(chain: v1.Compose) -> list:
 def test_from_timm_gives_the_chain_of_create_transform(options):
     config = {**CONFIG, **options}
     training = config.pop("is_training", False)
-    expected = converted(create_transform(**config, is_training=training))
+    expected = convert_chain(create_transform(**config, is_training=training))
     assert T.from_timm(config, training) == expected
     T.Chain(expected)
     # Options are also accepted as arguments.
@@ -124,13 +123,13 @@ def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
     assert [type(transform).__name__ for transform in chain] == [
         "RandomResizedCrop",
         "RandomHorizontalFlip",
-        "TimmRandAugment",  # in place of the colour jitter
+        "TimmRandAugment",  # in place of ColorJitter
         "ToDtype",
         "Normalize",
         "RandomErasing",
     ]
-    theirs = create_transform(**config, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
-    operation = theirs.transforms[2].ops[0]
+    timm_chain = create_transform(**config, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
+    operation = timm_chain.transforms[2].ops[0]
     hparams = dict(chain[2].hparams)
     assert tuple(operation.kwargs["fillcolor"]) == tuple(hparams["img_mean"]) == (122, 115, 102)
     assert hparams["translate_const"] == operation.hparams["translate_const"] == int(min(size[1:]) * 0.45)
@@ -141,12 +140,12 @@ def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
 
 def test_from_timm_accepts_the_configuration_of_a_model():
     config = timm.data.resolve_model_data_config(timm.create_model("resnet18", pretrained=False))
-    assert T.from_timm(config) == converted(create_transform(**config, is_training=False))
+    assert T.from_timm(config) == convert_chain(create_transform(**config, is_training=False))
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_from_timm_without_a_configuration_uses_timms_defaults(training):
-    assert T.from_timm(is_training=training) == converted(create_transform(is_training=training))
+    assert T.from_timm(is_training=training) == convert_chain(create_transform(is_training=training))
 
 
 def test_from_timm_arguments_override_the_configuration():

@@ -1,4 +1,4 @@
-"""Padding and quarter turns: arguments, sizes, windows and draws."""
+"""Padding and quarter turns have the right sizes and windows, and are refused in invalid places."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from transforms.drawing import KEY, NORMALIZE, TO_FLOAT, N, draw
+from transforms.drawing import KEY, NORMALIZE, SAMPLES, TO_FLOAT, draw
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -47,10 +47,10 @@ def test_padded_windows_contain_every_pixel_that_is_shown(mode):
         window = np.concatenate([window[:2], rng.integers(1, box[2:] - window[:2] + 1)])
         top_left, height_width = np.split(padded_windows(box[None], window[None], size[None], mode)[0], 2)
         for axis in (0, 1):
-            places = box[axis] + window[axis] + np.arange(window[axis + 2])
+            positions = box[axis] + window[axis] + np.arange(window[axis + 2])
             if mode == "constant":
-                places = places[(places >= 0) & (places < size[axis])]
-            shown = padded_indices(places, size[axis], mode)
+                positions = positions[(positions >= 0) & (positions < size[axis])]
+            shown = padded_indices(positions, size[axis], mode)
             assert (shown >= top_left[axis]).all()
             assert (shown < top_left[axis] + height_width[axis]).all()
             assert 0 <= top_left[axis] < top_left[axis] + height_width[axis] <= size[axis]
@@ -61,23 +61,23 @@ def test_rotate90_and_transpose_swap_height_and_width(kind):
     program = draw(kind(0.5), size_hw=(50, 60))
     sizes = np.where(program.records[0].transposed[:, None], [60, 50], [50, 60])
     np.testing.assert_array_equal(program.results_hw, sizes)
-    assert 0 < (sizes[:, 0] == 60).sum() < N
+    assert 0 < (sizes[:, 0] == 60).sum() < SAMPLES
     assert T.Chain([T.CenterCrop(8), kind()]).output_size_hw == (8, 8)
     assert T.Chain([T.CenterCrop((8, 9)), kind()]).output_size_hw is None
     assert T.Chain([kind()]).output_size_hw is None
     assert T.Chain([kind(), T.Resize((8, 9))]).output_size_hw == (8, 9)
 
 
-def test_a_crop_behind_rotate90_decodes_only_the_pixels_that_it_shows():
-    chain, n = T.Chain([T.RandomRotate90(1.0), T.RandomTranspose(), T.RandomCrop((8, 5))]), 400
-    regions = chain.regions(KEY, np.arange(n), np.tile([[40, 30]], (n, 1)))
+def test_crop_after_rotate90_decodes_only_the_pixels_that_it_shows():
+    chain, count = T.Chain([T.RandomRotate90(1.0), T.RandomTranspose(), T.RandomCrop((8, 5))]), 400
+    regions = chain.regions(KEY, np.arange(count), np.tile([[40, 30]], (count, 1)))
     assert {tuple(size) for size in regions[:, 2:].tolist()} == {(8, 5), (5, 8)}
     assert regions[:, :2].min() == 0
     assert (regions[:, :2] + regions[:, 2:]).max(axis=0).tolist() == [40, 30]
 
 
 @pytest.mark.parametrize("kind", [T.RandomRotate90, T.RandomTranspose])
-def test_chain_refuses_rotate90_and_transpose_behind_normalize(kind):
+def test_chain_refuses_rotate90_and_transpose_after_normalize(kind):
     name = kind.__name__
     T.Chain([TO_FLOAT, kind(), NORMALIZE, T.RandomErasing()])
     with pytest.raises(ValueError, match=f"{name} \\(number 2\\) cannot come after Normalize"):

@@ -14,7 +14,7 @@ from helpers.generated_images import smooth_image
 from PIL import Image
 from torch import nn
 from transforms.drawing import TO_FLOAT, draw
-from transforms.specs import SPECS, second
+from transforms.specs import SPECS, second_entry
 
 import gpuload as gl
 from gpuload import transforms as T
@@ -29,7 +29,7 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 
 CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 HANDLED_SEPARATELY = {*TYPE_CONVERSIONS, *TO_DTYPE, *UNSUPPORTED, *CONTAINERS}
-# By name, each argument of each transform that is converted to the one of the same name; no value is a default.
+# The arguments of each transform that is converted to the transform of the same name; no value is a default.
 EXAMPLES = {
     name: spec.torchvision
     for name, spec in SPECS.items()
@@ -52,7 +52,7 @@ def torchvision_arguments(arguments: dict) -> dict:
     return {key: enums[key](value) if key in enums else value for key, value in arguments.items()}
 
 
-def parameters(kind: type) -> set[str]:
+def parameter_names(kind: type) -> set[str]:
     return set(inspect.signature(kind).parameters)
 
 
@@ -70,8 +70,8 @@ def test_each_torchvision_transform_is_listed(module):
 def test_transforms_have_every_argument_of_torchvision(name):
     for module in (v1, v2):
         if hasattr(module, name):
-            assert parameters(getattr(module, name)) == set(EXAMPLES[name])
-    assert set(EXAMPLES[name]) <= parameters(getattr(T, name))
+            assert parameter_names(getattr(module, name)) == set(EXAMPLES[name])
+    assert set(EXAMPLES[name]) <= parameter_names(getattr(T, name))
 
 
 def test_from_torchvision_refuses_an_unknown_argument_unless_it_is_its_default():
@@ -96,38 +96,41 @@ def test_from_torchvision_refuses_an_unknown_argument_unless_it_is_its_default()
 )
 def test_from_torchvision_converts_every_argument(module, name):
     arguments, kind = EXAMPLES[name], getattr(T, name)
-    ours = all_fields([kind(**arguments)])
-    assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(arguments)))) == ours
+    fields = all_fields([kind(**arguments)])
+    assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(arguments)))) == fields
     for key in arguments:
         if inspect.signature(kind).parameters[key].default is inspect.Parameter.empty:
             continue
-        # The example would show it if this one argument were not carried over.
-        fewer = {other: value for other, value in arguments.items() if other != key}
-        without = all_fields([kind(**fewer)])
-        assert without != ours
-        assert all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(fewer)))) == without
+        # Without this argument, the fields differ, so the example shows whether the argument is converted.
+        remaining_arguments = {other: value for other, value in arguments.items() if other != key}
+        remaining_fields = all_fields([kind(**remaining_arguments)])
+        assert remaining_fields != fields
+        assert (
+            all_fields(T.from_torchvision(getattr(module, name)(**torchvision_arguments(remaining_arguments))))
+            == remaining_fields
+        )
 
 
 def test_from_torchvision_converts_labels_getters():
     for kind in ("MixUp", "CutMix"):
-        for getter in ("default", None, second):
-            [ours] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
-            assert ours.labels_getter == getter
-    [ours] = T.from_torchvision(v2.SanitizeBoundingBoxes(labels_getter=second))
-    assert ours.labels_getter is second
+        for getter in ("default", None, second_entry):
+            [converted] = T.from_torchvision(getattr(v2, kind)(num_classes=3, labels_getter=getter))
+            assert converted.labels_getter == getter
+    [converted] = T.from_torchvision(v2.SanitizeBoundingBoxes(labels_getter=second_entry))
+    assert converted.labels_getter is second_entry
 
 
-TV = vision.tv_tensors
-FILL_BY_TYPE = defaultdict(lambda: 0, {TV.Image: (1, 2, 3), TV.Mask: 255})
+tv_tensors = vision.tv_tensors
+FILL_BY_TYPE = defaultdict(lambda: 0, {tv_tensors.Image: (1, 2, 3), tv_tensors.Mask: 255})
 FILL = {gl.Image: (1, 2, 3), gl.Mask: 255}
-DTYPES_BY_TYPE = {TV.Image: torch.float32, TV.Mask: torch.int64, "others": None}
-FLIP, JITTER = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
-OUR_FLIP, OUR_JITTER = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
+DTYPES_BY_TYPE = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
+TV_FLIP, TV_JITTER = v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.2)
+FLIP, JITTER = T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2)
 TO_FLOAT16 = [v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(torch.float16)]
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("transforms", "expected"),
     [
         *(
             (module.RandomErasing(value=value), [T.RandomErasing(value=value)])
@@ -148,25 +151,25 @@ TO_FLOAT16 = [v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.ConvertImageDtype(to
         (TO_FLOAT16, [T.ToDtype("float16", scale=True), T.Normalize([0.5], [0.5])]),
         ([v2.ToDtype(DTYPES_BY_TYPE, scale=True)], [T.ToDtype("float32", scale=True, mask_dtype="int64")]),
         ([v2.ToDtype(DTYPES_BY_TYPE, scale=True)], [T.ToDtype({gl.Image: "float32", gl.Mask: "int64"}, scale=True)]),
-        ([v2.ToDtype({TV.Mask: torch.int64, "others": None})], [T.ToDtype(None, mask_dtype="int64")]),
+        ([v2.ToDtype({tv_tensors.Mask: torch.int64, "others": None})], [T.ToDtype(None, mask_dtype="int64")]),
         (
-            v2.Compose([v2.ToImage(), v2.Compose([FLIP]), nn.Sequential(JITTER, nn.Sequential(FLIP))]),
-            [OUR_FLIP, OUR_JITTER, OUR_FLIP],
+            v2.Compose([v2.ToImage(), v2.Compose([TV_FLIP]), nn.Sequential(TV_JITTER, nn.Sequential(TV_FLIP))]),
+            [FLIP, JITTER, FLIP],
         ),
-        (v1.Compose([v1.RandomApply([JITTER, FLIP], p=0.3)]), [T.RandomApply([OUR_JITTER, OUR_FLIP], p=0.3)]),
-        (v2.RandomApply(nn.ModuleList([JITTER]), p=0.3), [T.RandomApply([OUR_JITTER], p=0.3)]),
+        (v1.Compose([v1.RandomApply([TV_JITTER, TV_FLIP], p=0.3)]), [T.RandomApply([JITTER, FLIP], p=0.3)]),
+        (v2.RandomApply(nn.ModuleList([TV_JITTER]), p=0.3), [T.RandomApply([JITTER], p=0.3)]),
         (v2.RandomApply([v2.ToImage()]), []),
-        *((module.RandomChoice([FLIP, JITTER]), [T.RandomChoice([OUR_FLIP, OUR_JITTER])]) for module in (v1, v2)),
-        *((module.RandomOrder([FLIP, JITTER]), [T.RandomOrder([OUR_FLIP, OUR_JITTER])]) for module in (v1, v2)),
+        *((module.RandomChoice([TV_FLIP, TV_JITTER]), [T.RandomChoice([FLIP, JITTER])]) for module in (v1, v2)),
+        *((module.RandomOrder([TV_FLIP, TV_JITTER]), [T.RandomOrder([FLIP, JITTER])]) for module in (v1, v2)),
         (
-            v2.RandomChoice([v2.ToImage(), v2.Compose([FLIP, JITTER])], p=[1, 3]),
-            [T.RandomChoice([T.Identity(), T.Compose([OUR_FLIP, OUR_JITTER])], p=[0.25, 0.75])],
+            v2.RandomChoice([v2.ToImage(), v2.Compose([TV_FLIP, TV_JITTER])], p=[1, 3]),
+            [T.RandomChoice([T.Identity(), T.Compose([FLIP, JITTER])], p=[0.25, 0.75])],
         ),
-        ([OUR_FLIP, JITTER], [OUR_FLIP, OUR_JITTER]),
+        ([FLIP, TV_JITTER], [FLIP, JITTER]),
     ],
 )
-def test_from_torchvision_converts_fills_types_and_containers(theirs, ours):
-    assert T.from_torchvision(theirs) == ours
+def test_from_torchvision_converts_fills_types_and_containers(transforms, expected):
+    assert T.from_torchvision(transforms) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*ToTensor:UserWarning")  # it is deprecated
@@ -176,16 +179,16 @@ def test_from_torchvision_converts_the_deprecated_to_tensor():
 
 def test_from_torchvision_truncates_a_fill_between_levels():
     color, image = (123.675, 116.28, 103.53), Image.new("RGB", (4, 4))
-    for fill in (color, {"others": color}, defaultdict(lambda: color), {TV.Image: list(color)}):
-        [ours] = T.from_torchvision(v2.Pad(1, fill=fill))
-        assert ours.outside.image == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
+    for fill in (color, {"others": color}, defaultdict(lambda: color), {tv_tensors.Image: list(color)}):
+        [pad] = T.from_torchvision(v2.Pad(1, fill=fill))
+        assert pad.outside.image == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
     assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
     # Behind ToTensor, a fill is not a level.
     with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is a pixel value in 0 … 255, but comes after ToDtype"):
         T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
 
 
-def test_from_torchvision_leaves_a_threshold_behind_to_tensor_in_its_units():
+def test_from_torchvision_does_not_scale_a_threshold_after_to_tensor():
     chain = T.from_torchvision([v1.ToTensor(), v1.RandomSolarize(0.5, p=1)])
     assert chain[1] == T.RandomSolarize(0.5, p=1)
     assert draw(*chain, count=1).records[1].values[0, 0, 0] == 127.5
@@ -198,10 +201,10 @@ class UserModule(nn.Module):
 @pytest.mark.parametrize(
     ("transforms", "error", "text"),
     [
-        (lambda: v2.Lambda(second), TypeError,
+        (lambda: v2.Lambda(second_entry), TypeError,
          "transforms is Lambda, which gpuload does not have: torchvision calls its function with every part of a "
          "sample; with gpuload, write T.Lambda(fn, per='image') to call"),
-        (lambda: [v1.ToTensor(), v1.Lambda(second)], TypeError, "from_torchvision: transforms[1] is Lambda"),
+        (lambda: [v1.ToTensor(), v1.Lambda(second_entry)], TypeError, "from_torchvision: transforms[1] is Lambda"),
         (lambda: v2.Compose([v2.Resize(8), v2.RandomApply([v2.Compose([v2.RGB()])])]), ValueError,
          "from_torchvision: transforms[1].transforms[0].transforms[0] is RGB, which gpuload does not have"),
         (lambda: v2.RandomChoice([v2.Resize(8), v2.RGB()]), ValueError, "transforms.transforms[1] is RGB"),
@@ -213,13 +216,13 @@ class UserModule(nn.Module):
         (lambda: [v1.ToPILImage("L")], ValueError, "transforms[0], ToPILImage(mode='L'), changes the mode"),
         (lambda: [v1.ToTensor(), v2.ToDtype(torch.uint8, scale=True)], ValueError,
          "transforms[1], ToDtype, converts floats back to uint8; remove both"),
-        (lambda: [second], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
+        (lambda: [second_entry], TypeError, "transforms[0] is not a torchvision transform: got <function second"),
         (lambda: [v2.Resize], TypeError, "transforms[0] is the class Resize; write Resize(…)"),
         (lambda: [v2.Resize(8), UserModule()], TypeError,
          "remove it from the chain. If it takes a batch, write transforms=[*T.from_torchvision(…), module]"),
     ],
 )  # fmt: skip
-def test_from_torchvision_refuses_unsupported_transforms_with_their_place(transforms, error, text):
+def test_from_torchvision_refuses_unsupported_transforms_with_their_index(transforms, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_torchvision(transforms())
 
@@ -234,13 +237,13 @@ def test_from_torchvision_refuses_unsupported_transforms_with_their_place(transf
     ],
     ids=["defaults", "all given"],
 )
-def test_from_torchvision_of_a_classification_preset_gives_the_presets_images(size, options):
+def test_classification_preset_is_converted_to_a_chain_with_its_images(size, options):
     preset = v1._presets.ImageClassification(**options)
     image = Image.fromarray(smooth_image(*size, 0))
     with gl.Loader([image], transforms=T.from_torchvision(preset), num_workers=0, device="cpu") as loader:
-        [ours] = loader
+        [images] = loader
     levels = torch.tensor(preset.std)[:, None, None] * 255
-    assert ((ours[0] - preset(image)).abs() * levels).max() <= 2
+    assert ((images[0] - preset(image)).abs() * levels).max() <= 2
 
 
 def test_from_torchvision_converts_a_classification_preset_to_four_transforms():
@@ -268,7 +271,7 @@ def test_from_torchvision_converts_a_classification_preset_to_four_transforms():
         ("OpticalFlow", {}, "return both images in a sample, and write transforms=[T.ToDtype"),
     ],
 )  # fmt: skip
-def test_from_torchvision_refuses_other_presets_with_a_remedy(name, options, text):
+def test_from_torchvision_refuses_unsupported_presets_with_a_remedy(name, options, text):
     assert set(v1._presets.__all__) == {"ImageClassification", *PRESETS}
     with pytest.raises(ValueError, match=re.escape(text)):
         T.from_torchvision(getattr(v1._presets, name)(**options))

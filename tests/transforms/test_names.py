@@ -1,4 +1,4 @@
-"""Errors of names and arguments that other libraries have, and gpuload does not, say what to write."""
+"""Errors about names and arguments that only other libraries have say what to write instead."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from gpuload.transforms.names import ARGUMENTS, TRANSFORMS
         (gl, "Imagefolder", "did you mean ImageFolder?"),
     ],
 )  # fmt: skip
-def test_a_name_of_another_library_raises_an_error_with_the_name_to_write(module, name, text):
+def test_name_of_another_library_raises_an_error_with_the_name_to_write(module, name, text):
     with pytest.raises(AttributeError) as caught:
         getattr(module, name)
     assert str(caught.value).startswith(f"module {module.__name__!r} has no attribute {name!r}; {text}")
@@ -55,7 +55,7 @@ def test_a_name_of_another_library_raises_an_error_with_the_name_to_write(module
 
 @pytest.mark.parametrize("module", [gl, T])
 @pytest.mark.parametrize("name", ["nothing", "_private", "__wrapped__"])
-def test_an_unknown_name_raises_the_usual_attribute_error(module, name):
+def test_unknown_name_raises_the_usual_attribute_error(module, name):
     with pytest.raises(AttributeError, match=f"^module {module.__name__!r} has no attribute {name!r}$"):
         getattr(module, name)
 
@@ -77,15 +77,15 @@ def test_dir_lists_only_public_names(module):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "hint"), [("Laoder", "; did you mean Loader?"), ("nothing", "")])
-def test_a_misspelled_name_gets_one_suggestion(name, hint):
-    # Python, which also suggests names, adds nothing.
-    code = f"import gpuload; gpuload.{name}"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def test_misspelled_name_gets_one_suggestion(name, hint):
+    # Python also suggests names, but adds no second suggestion here.
+    program = f"import gpuload; gpuload.{name}"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert process.stderr.rstrip().endswith(f"has no attribute {name!r}{hint}")
 
 
 def missing_hints(modules: list[ModuleType], base: type = object) -> list[str]:
-    """Return the names of the modules' classes that gpuload.transforms neither has nor gives a hint for."""
+    """Return the names of classes that gpuload.transforms does not have, and for which it gives no hint."""
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     names = {kind.__name__ for kind in classes if issubclass(kind, base)}
     missing = []
@@ -97,11 +97,11 @@ def missing_hints(modules: list[ModuleType], base: type = object) -> list[str]:
     return sorted(missing)
 
 
-HINT = "add a hint for each of these names to gpuload/transforms/names.py"
+ADD_HINTS = "add a hint for each of these names to gpuload/transforms/names.py"
 
 
 def test_each_torchvision_transform_exists_or_has_a_hint():
-    assert missing_hints([torchvision().transforms.v2]) == [], HINT
+    assert missing_hints([torchvision().transforms.v2]) == [], ADD_HINTS
 
 
 @lacking.needs("albumentations")
@@ -109,7 +109,7 @@ def test_each_albumentations_transform_exists_or_has_a_hint():
     import albumentations
 
     names = missing_hints([albumentations], albumentations.BasicTransform)
-    assert [name for name in names if "3D" not in name] == [], HINT
+    assert [name for name in names if "3D" not in name] == [], ADD_HINTS
 
 
 def test_each_timm_transform_exists_or_has_a_hint():
@@ -117,7 +117,7 @@ def test_each_timm_transform_exists_or_has_a_hint():
     from timm.data import mixup, transforms
 
     names = missing_hints([mixup, transforms])
-    assert [name for name in names if name[0].isupper()] == [], HINT
+    assert [name for name in names if name[0].isupper()] == [], ADD_HINTS
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_each_timm_transform_exists_or_has_a_hint():
         (lambda: T.RandomChannelPermutation(p=1), "RandomChannelPermutation has no argument 'p'; its arguments: none"),
     ],
 )  # fmt: skip
-def test_an_argument_of_another_library_raises_an_error_with_the_name_to_write(make, text):
+def test_argument_of_another_library_raises_an_error_with_the_name_to_write(make, text):
     with pytest.raises(TypeError) as caught:
         make()
     assert str(caught.value) == text
@@ -159,11 +159,11 @@ def test_hints_are_only_for_names_that_gpuload_does_not_have():
             )
 
 
-def from_albumentations(name: str, base: type = object) -> type:
+def make_albumentations_class(name: str, base: type = object) -> type:
     return type(name, (base,), {"__module__": "albumentations.augmentations.any", "__call__": lambda self: None})
 
 
-IN_THE_DATASET = (
+DATASET_REMEDY = (
     "call albumentations in the dataset's __getitem__ and return gpuload.Image(transform(image=array)['image'])"
 )
 
@@ -171,24 +171,24 @@ IN_THE_DATASET = (
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("HorizontalFlip", f"write RandomHorizontalFlip(p), or {IN_THE_DATASET}"),
-        ("RandomCrop", f"write gpuload.transforms.RandomCrop(…), or {IN_THE_DATASET}"),
-        ("CLAHE", IN_THE_DATASET),
-        ("Compose", IN_THE_DATASET),
-        ("Lambda", IN_THE_DATASET),
+        ("HorizontalFlip", f"write RandomHorizontalFlip(p), or {DATASET_REMEDY}"),
+        ("RandomCrop", f"write gpuload.transforms.RandomCrop(…), or {DATASET_REMEDY}"),
+        ("CLAHE", DATASET_REMEDY),
+        ("Compose", DATASET_REMEDY),
+        ("Lambda", DATASET_REMEDY),
     ],
 )
-def test_a_transform_of_albumentations_in_a_chain_is_refused_with_a_remedy(name, remedy):
+def test_chain_refuses_a_transform_of_albumentations_with_a_remedy(name, remedy):
     with pytest.raises(TypeError) as caught:
-        T.Chain([from_albumentations(name)()])
+        T.Chain([make_albumentations_class(name)()])
     text = f"transforms[0] is albumentations' {name}, which takes a single image, a NumPy array; {remedy}"
     assert str(caught.value) == text
 
 
-def test_a_transform_of_albumentations_is_refused_wherever_transforms_are_passed():
-    crop = from_albumentations("CropAndPad")
+def test_transform_of_albumentations_is_refused_wherever_transforms_are_passed():
+    crop = make_albumentations_class("CropAndPad")
     subclass = type("Own", (crop,), {"__module__": "__main__"})
-    for make, place in [
+    for make, argument in [
         (lambda: T.Chain(crop()), "transforms"),
         (lambda: T.Chain([crop]), "transforms[0]"),
         (lambda: T.Chain([subclass()]), "transforms[0]"),
@@ -196,9 +196,9 @@ def test_a_transform_of_albumentations_is_refused_wherever_transforms_are_passed
         (lambda: T.Lambda(crop(), per="image"), "Lambda(fn=…)"),
         (lambda: T.from_torchvision([crop()]), "from_torchvision: transforms[0]"),
     ]:
-        with pytest.raises(TypeError, match=re.escape(f"{place} is albumentations' ")) as caught:
+        with pytest.raises(TypeError, match=re.escape(f"{argument} is albumentations' ")) as caught:
             make()
-        assert str(caught.value).endswith(IN_THE_DATASET)
+        assert str(caught.value).endswith(DATASET_REMEDY)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_entries_of_one_argument_passed_separately_are_refused_with_a_remedy(mak
     assert str(caught.value).endswith(text)
 
 
-def test_other_errors_of_a_second_argument_keep_their_text():
+def test_errors_that_a_single_argument_would_not_fix_keep_their_text():
     with pytest.raises(ValueError, match=r"must be at least 0 and at most 1, got 1\.5$"):
         T.RandomApply([T.Identity()], 1.5)
     with pytest.raises(TypeError, match=r"got 'x' \(str\)$"):

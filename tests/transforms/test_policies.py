@@ -1,4 +1,4 @@
-"""Automatic augmentation: arguments, draws, operations and mixtures, compared with torchvision's."""
+"""Automatic augmentation has torchvision's arguments, draws, operations and mixtures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ from gpuload.transforms.program.ops import NOTHING, OPS, VALUES, ChainMixture, O
 HEIGHT, WIDTH = 60, 47
 
 
-def draw(transform: T.Transform, n: int = 6_000) -> Any:
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+def draw(transform: T.Transform, count: int = 6_000) -> Any:
+    return (
+        T.Chain([transform]).draw(epoch_key(8, 0), np.arange(count), np.tile([[HEIGHT, WIDTH]], (count, 1))).records[0]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def v2():
 
 
 def record_operations(original) -> list[Any]:
-    """Replace the operations of torchvision's transform; those that are applied are appended to the returned list."""
+    """Replace the operations of torchvision's transform by a function that only records them in the returned list."""
     applied: list[Any] = []
 
     def record(image, transform_id, magnitude, interpolation, fill):
@@ -59,12 +61,12 @@ def encode(operations: list[tuple[str, float]], per_image: int) -> list[tuple]:
     return described(Ops(*TORCHVISION.encode_operations(kinds, magnitudes, sizes)))
 
 
-def simulated(original, n: int = 6_000) -> list[tuple]:
+def simulate(original, count: int = 6_000) -> list[tuple]:
     """Return the operations that torchvision's transform applies to n images, in the format of `described`."""
     image, applied, results = Image.new("RGB", (WIDTH, HEIGHT)), record_operations(original), []
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        for _ in range(n):
+        for _ in range(count):
             applied.clear()
             original(image)
             results += encode(applied, len(applied)) if applied else [()]
@@ -72,19 +74,19 @@ def simulated(original, n: int = 6_000) -> list[tuple]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policy_table_is_torchvisions(v2, name):
+def test_policy_table_equals_torchvisions(v2, name):
     kinds, bins, probabilities = policy(TORCHVISION, POLICIES[name])
     ours = [
         tuple((KINDS[kinds[row, i]], probabilities[row, i], int(bins[row, i])) for i in (0, 1))
         for row in range(len(kinds))
     ]
     theirs = v2.AutoAugment(v2.AutoAugmentPolicy(name))._policies
-    assert ours == [tuple((kind, p, place or 0) for kind, p, place in pair) for pair in theirs]
+    assert ours == [tuple((kind, p, bin_ or 0) for kind, p, bin_ in pair) for pair in theirs]
 
 
 @pytest.mark.parametrize("size", [(224, 224), (33, 100), (375, 500), (1, 1)])
 @pytest.mark.parametrize("bins", [2, 7, 10, 30, 31])
-def test_space_magnitudes_are_torchvisions(v2, bins, size):
+def test_space_magnitudes_equal_torchvisions(v2, bins, size):
     spaces = (
         (AUTO_SPACE, v2.AutoAugment._AUGMENTATION_SPACE),
         (RAND_SPACE, v2.RandAugment._AUGMENTATION_SPACE),
@@ -109,12 +111,11 @@ def test_space_magnitudes_are_torchvisions(v2, bins, size):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
-    """Compare each magnitude, with both signs, after the stage on the CPU."""
-    rng = np.random.default_rng(6)
-    low = rng.integers(0, 256, (6, 5, 3), np.uint8)
-    picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+    """The stage on the CPU applies each magnitude, with both signs."""
+    noise = np.random.default_rng(6).integers(0, 256, (6, 5, 3), np.uint8)
+    picture = Image.fromarray(noise).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     original = v2.TrivialAugmentWide(interpolation="bilinear", fill=[3, 90, 200])
-    ours = T.TrivialAugmentWide(interpolation="bilinear", fill=(3, 90, 200))
+    transform = T.TrivialAugmentWide(interpolation="bilinear", fill=(3, 90, 200))
     kind_index = KINDS.index(kind)
     sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
     strengths = WIDE_SPACE.magnitudes(np.full((31, 1), kind_index), 31, np.arange(31)[:, None], sizes)
@@ -123,8 +124,8 @@ def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
     count = len(magnitudes)
     sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
     params = Ops(*TORCHVISION.encode_operations(np.full((count, 1), kind_index), magnitudes, sizes))
-    draws = program(ours, params, sizes)
-    results = compile_stage(T.Chain([ours]), device="cpu")(
+    draws = program(transform, params, sizes)
+    results = compile_stage(T.Chain([transform]), device="cpu")(
         RaggedImages.from_arrays([np.asarray(picture)] * count), draws
     )
     for row, magnitude in enumerate(magnitudes[:, 0].tolist()):
@@ -139,30 +140,30 @@ def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [*(("AutoAugment", policy) for policy in POLICIES), *(("TrivialAugmentWide", n) for n in (31, 5))],
+    [*(("AutoAugment", policy) for policy in POLICIES), *(("TrivialAugmentWide", bins) for bins in (31, 5))],
 )
-def test_auto_and_trivial_augment_draw_operations_as_torchvision(v2, name, argument):
-    theirs = simulated(getattr(v2, name)(v2.AutoAugmentPolicy(argument) if name == "AutoAugment" else argument), 8000)
+def test_auto_and_trivial_augment_draw_operations_like_torchvision(v2, name, argument):
+    theirs = simulate(getattr(v2, name)(v2.AutoAugmentPolicy(argument) if name == "AutoAugment" else argument), 8000)
     assert alike(described(draw(getattr(T, name)(argument), 8000)), theirs) > 0.01
 
 
 def test_auto_augment_applies_the_operations_of_a_pair_independently():
     params = draw(T.AutoAugment("svhn"), 40_000)
     *_, probabilities = policy(TORCHVISION, POLICIES["svhn"])
-    done = params.codes != NOTHING
-    assert abs(done.mean(axis=0) - probabilities.mean(axis=0)).max() < 0.01
-    both = np.mean(probabilities[:, 0] * probabilities[:, 1])
-    assert abs(done.all(axis=1).mean() - both) < 0.01
+    applied = params.codes != NOTHING
+    assert abs(applied.mean(axis=0) - probabilities.mean(axis=0)).max() < 0.01
+    both_probability = np.mean(probabilities[:, 0] * probabilities[:, 1])
+    assert abs(applied.all(axis=1).mean() - both_probability) < 0.01
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ops", "magnitude", "bins"), [(1, 9, 31), (2, 4, 10), (3, 30, 31)])
-def test_rand_augment_draws_operations_as_torchvision(v2, num_ops, magnitude, bins):
-    theirs = simulated(v2.RandAugment(num_ops, magnitude, bins), 3000)
+def test_rand_augment_draws_operations_like_torchvision(v2, num_ops, magnitude, bins):
+    theirs = simulate(v2.RandAugment(num_ops, magnitude, bins), 3000)
     ours = described(draw(T.RandAugment(num_ops, magnitude, bins), 3000))
     assert {len(sample) for sample in ours} == {num_ops}
-    for place in range(num_ops):
-        assert alike([sample[place] for sample in ours], [sample[place] for sample in theirs]) > 0.01
+    for index in range(num_ops):
+        assert alike([sample[index] for sample in ours], [sample[index] for sample in theirs]) > 0.01
     if num_ops > 1:
         assert alike([sample[:2] for sample in ours], [sample[:2] for sample in theirs]) > 0.01
 
@@ -175,12 +176,13 @@ def test_rand_augment_scales_shifts_by_the_size_of_each_image():
     sizes = np.array([[331, 662], [662, 331]] * 400)
     params = T.Chain([T.RandAugment(1, 30)]).draw(epoch_key(1, 0), np.arange(800), sizes).records[0]
     values = params.values[:, 0]
-    shifts = (params.codes[:, 0] == OPS.index("warp")) & (values[:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
-    moved, expected = np.abs(values[shifts][:, [5, 2]]), np.trunc(sizes[shifts] * 150 / 331)  # down, across
-    along = np.argmax(moved, axis=1)[:, None]
-    assert np.array_equal(np.take_along_axis(moved, along, 1), np.take_along_axis(expected, along, 1))
-    assert (np.take_along_axis(moved, 1 - along, 1) == 0).all()
-    assert min(np.bincount(along[:, 0])) > 30
+    is_shift = (params.codes[:, 0] == OPS.index("warp")) & (values[:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
+    # The largest shift of RandAugment is 150 pixels of an image of 331 pixels.
+    shifts_yx, expected = np.abs(values[is_shift][:, [5, 2]]), np.trunc(sizes[is_shift] * 150 / 331)
+    axis = np.argmax(shifts_yx, axis=1)[:, None]
+    assert np.array_equal(np.take_along_axis(shifts_yx, axis, 1), np.take_along_axis(expected, axis, 1))
+    assert (np.take_along_axis(shifts_yx, 1 - axis, 1) == 0).all()
+    assert min(np.bincount(axis[:, 0])) > 30
 
 
 def test_auto_augment_accepts_torchvisions_policy_enum(v2):
@@ -195,9 +197,8 @@ def test_policies_have_torchvisions_defaults_and_order_of_arguments():
     )
     assert (T.TrivialAugmentWide().interpolation, T.AugMix().interpolation) == ("nearest", "bilinear")
     assert T.TrivialAugmentWide().outside.image == (0,)
-    assert all(
-        transform.image_only for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide(), T.AugMix())
-    )
+    for transform in (T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide(), T.AugMix()):
+        assert transform.image_only, transform
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -206,7 +207,7 @@ def test_policies_have_torchvisions_defaults_and_order_of_arguments():
     [T.RandAugment(3, 20, interpolation="bilinear"), T.AugMix(), T.TimmRandAugment("rand-n3-p1-mstd2-inc1")],
     ids=lambda transform: type(transform).__name__,
 )
-def test_cropping_behind_a_policy_gives_the_crop_of_the_complete_result(transform, batched):
+def test_crop_after_a_policy_gives_the_crop_of_the_complete_result(transform, batched):
     rng = np.random.default_rng(1)
     image = rng.integers(0, 256, (40, 52, 3), np.uint8)
     sizes = np.tile([image.shape[:2]], (20, 1))
@@ -223,14 +224,14 @@ def test_cropping_behind_a_policy_gives_the_crop_of_the_complete_result(transfor
     top, left = box[:2].tolist()
     assert torch.equal(cropped, complete[:, :, top : top + 17, left : left + 23])
     unchanged = [bool((image_result.permute(1, 2, 0).numpy() == image).all()) for image_result in complete]
-    assert 1 < sum(unchanged) < 15
+    assert 1 < sum(unchanged) < 15  # the policy is applied to about 70 % of 20 images
 
 
 MIXTURES = 2_500
 
 
-def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ...]], np.ndarray]:
-    """Return the operations, the depths of chains and the weights that torchvision's transform draws for n images."""
+def simulate_mixture(original, count: int) -> tuple[list[tuple], list[tuple[int, ...]], np.ndarray]:
+    """Return the operations, their numbers per image and the weights that torchvision's transform draws."""
     image = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
     calls, sample = record_operations(original), original._sample_dirichlet
 
@@ -243,7 +244,7 @@ def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ..
     operations, counts, weights = [], [], []
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        for _ in range(n):
+        for _ in range(count):
             calls.clear()
             original(image)
             image_shares, shares, *applied = calls
@@ -257,14 +258,17 @@ def simulated_mixture(original, n: int) -> tuple[list[tuple], list[tuple[int, ..
 @pytest.mark.parametrize(
     "arguments", [{}, {"severity": 10, "mixture_width": 2, "chain_depth": 2, "alpha": 0.4, "all_ops": False}]
 )
-def test_aug_mix_draws_operations_depths_and_weights_as_torchvision(v2, arguments):
-    theirs, their_counts, weights = simulated_mixture(v2.AugMix(**arguments), MIXTURES)
+def test_aug_mix_draws_operations_depths_and_weights_like_torchvision(v2, arguments):
+    theirs, their_counts, weights = simulate_mixture(v2.AugMix(**arguments), MIXTURES)
     params = draw(T.AugMix(**arguments), MIXTURES)
     flat = Ops(params.codes.reshape(-1, 1), params.values.reshape(-1, 1, VALUES))
     ours = [entry[0] for entry in described(flat) if entry]
     assert alike(ours, theirs) > 0.01
     our_counts = (params.codes != NOTHING).sum(axis=(1, 2)).tolist()
-    assert set(our_counts) == set(their_counts) == {4} if arguments else alike(our_counts, their_counts) > 0.01
+    if arguments:  # a mixture_width of 2 and a chain_depth of 2
+        assert set(our_counts) == set(their_counts) == {4}
+    else:
+        assert alike(our_counts, their_counts) > 0.01
     assert params.weights.shape == weights.shape
     for column in range(weights.shape[1]):
         assert stats.ks_2samp(params.weights[:, column], weights[:, column]).pvalue > 0.001
@@ -283,17 +287,17 @@ def test_aug_mix_draws_weights_from_beta_and_dirichlet(width, alpha):
         assert stats.ks_2samp(shares[:, column], expected[:, column]).pvalue > 0.01
     assert np.allclose(np.cov(shares.T), np.cov(expected.T), atol=0.003)
     # The weight of the image, and the relative weights of the chains, are independent.
-    within = shares[:, 1] / np.maximum(shares[:, 1:].sum(axis=1), 1e-300)
-    assert abs(stats.spearmanr(shares[:, 0], within).statistic) < 0.02
+    first_chain_share = shares[:, 1] / np.maximum(shares[:, 1:].sum(axis=1), 1e-300)
+    assert abs(stats.spearmanr(shares[:, 0], first_chain_share).statistic) < 0.02
 
 
 def test_aug_mix_draws_uniform_depths_without_gaps_in_its_chains():
-    done = draw(T.AugMix(mixture_width=4), MIXTURES).codes != NOTHING
-    depths = done.sum(axis=2)
+    applied = draw(T.AugMix(mixture_width=4), MIXTURES).codes != NOTHING
+    depths = applied.sum(axis=2)
     for chain in range(4):
         assert stats.chisquare(np.bincount(depths[:, chain], minlength=4)[1:]).pvalue > 0.01
     assert set(depths.ravel().tolist()) == {1, 2, 3}
-    assert np.array_equal(done, np.arange(3) < depths[:, :, None])
+    assert np.array_equal(applied, np.arange(3) < depths[:, :, None])
 
 
 def test_aug_mix_with_a_chain_depth_draws_chains_of_this_length():
@@ -311,7 +315,7 @@ def test_aug_mix_of_severity_1_has_magnitudes_without_effect():
     assert (values[codes == OPS.index("posterize")][:, 0] == 4).all()
 
 
-def run(params: ChainMixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
+def run_mixture(params: ChainMixture, image: np.ndarray, transform: T.AugMix, *, batched: bool) -> np.ndarray:
     count = len(params.codes)
     sizes = np.tile([image.shape[:2]], (count, 1))
     draws = program(transform, params, sizes)
@@ -322,21 +326,21 @@ def run(params: ChainMixture, image: np.ndarray, transform: T.AugMix, *, batched
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_aug_mix_of_an_image_with_itself_gives_the_image(batched):
-    # In torchvision, weights whose sum in float32 is below 1 lose a level.
+    # In torchvision, the result loses a level if the sum of the weights in float32 is below 1.
     rng = np.random.default_rng(3)
     image = rng.integers(0, 256, (21, 34, 3), np.uint8)
     params = draw(T.AugMix(), 60)
-    still = ChainMixture(np.full_like(params.codes, OPS.index("identity")), params.values, params.weights)
-    assert (run(still, image, T.AugMix(), batched=batched) == image).all()
+    unchanged = ChainMixture(np.full_like(params.codes, OPS.index("identity")), params.values, params.weights)
+    assert (run_mixture(unchanged, image, T.AugMix(), batched=batched) == image).all()
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_aug_mix_blends_chains_as_torchvision(v2, batched):
-    """Compare with torchvision, given our weights and chains of an operation that gives equal results."""
+def test_aug_mix_blends_chains_like_torchvision(v2, batched):
+    """torchvision gets gpuload's weights, and chains of an operation that gives equal results."""
     image = np.random.default_rng(4).integers(0, 256, (21, 34, 3), np.uint8)
     params = draw(T.AugMix(), 20)
     inverted = ChainMixture(np.full((20, 3, 1), OPS.index("invert")), np.zeros((20, 3, 1, VALUES)), params.weights)
-    results = run(inverted, image, T.AugMix(), batched=batched)
+    results = run_mixture(inverted, image, T.AugMix(), batched=batched)
     original = v2.AugMix(chain_depth=1)
     original._apply_image_or_video_transform = lambda image, *_, **__: v2.functional.invert(image)
     for row, weights in enumerate(torch.from_numpy(params.weights).float()):

@@ -1,4 +1,4 @@
-"""Sizes and filters of resizing transforms, compared with torchvision's and timm's."""
+"""Resizing transforms draw the sizes and filters of torchvision and timm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from helpers import peers
 from PIL import Image
 from scipy import stats
-from transforms.drawing import KEY, N, draw
+from transforms.drawing import KEY, SAMPLES, draw
 
 from gpuload import transforms as T
 from gpuload.transforms.base import DrawError
@@ -27,12 +27,12 @@ def test_random_sizes_keep_the_aspect_ratio_and_are_at_least_one_pixel():
 
 @pytest.mark.parametrize(("size", "max_size"), [(40, None), (40, 50), (97, 200), (None, 61)])
 def test_resize_draws_torchvisions_sizes(size, max_size):
-    rule = peers.torchvision().transforms.functional._compute_resized_output_size
+    torchvision_size = peers.torchvision().transforms.functional._compute_resized_output_size
     sizes = np.random.default_rng(0).integers(1, 400, (2000, 2))
-    ours = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).results_hw
-    for before, after in zip(sizes.tolist(), ours.tolist(), strict=True):
-        theirs = rule(tuple(before), None if size is None else [size], max_size, allow_size_none=True)
-        assert after == [max(1, length) for length in theirs]
+    results_hw = T.Chain([T.Resize(size, max_size=max_size)]).draw(KEY, np.arange(2000), sizes).results_hw
+    for size_hw, result_hw in zip(sizes.tolist(), results_hw.tolist(), strict=True):
+        expected = torchvision_size(tuple(size_hw), None if size is None else [size], max_size, allow_size_none=True)
+        assert result_hw == [max(1, length) for length in expected]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_resize_draws_torchvisions_sizes(size, max_size):
 def test_interpolation_random_draws_bilinear_or_bicubic(transform):
     program = draw(transform)
     bilinear, bicubic = ((program.records[0].filters == FILTERS.index(name)).sum() for name in ("bilinear", "bicubic"))
-    assert bilinear + bicubic == N
-    assert stats.binomtest(int(bicubic), N).pvalue > 0.01
+    assert bilinear + bicubic == SAMPLES
+    assert stats.binomtest(int(bicubic), SAMPLES).pvalue > 0.01
     if np.ptp(program.results_hw[:, 0]):
         # Filters and sizes are independent.
         assert stats.spearmanr(program.records[0].filters, program.results_hw[:, 0]).pvalue > 0.01
@@ -67,9 +67,9 @@ def test_regions_of_interpolation_random_are_as_wide_as_the_drawn_filter_needs()
     sizes = np.tile([[500, 500]], (40, 1))
     chains = [T.Chain([T.Resize((50, 50), name), T.CenterCrop(10)]) for name in ("bilinear", "bicubic", "random")]
     bilinear, bicubic, random = (chain.regions(KEY, np.arange(40), sizes) for chain in chains)
-    cubic = chains[2].draw(KEY, np.arange(40), sizes).records[0].filters == FILTERS.index("bicubic")
-    assert 0 < cubic.sum() < 40
-    np.testing.assert_array_equal(random, np.where(cubic[:, None], bicubic, bilinear))
+    is_bicubic = chains[2].draw(KEY, np.arange(40), sizes).records[0].filters == FILTERS.index("bicubic")
+    assert 0 < is_bicubic.sum() < 40
+    np.testing.assert_array_equal(random, np.where(is_bicubic[:, None], bicubic, bilinear))
     assert bilinear[0, 2] < bicubic[0, 2] < math.ceil(500 / 50 * 15)
 
 
@@ -79,13 +79,13 @@ def test_resize_keep_ratio_draws_timms_sizes(size, longest):
     peers.timm()
     from timm.data.transforms import ResizeKeepRatio
 
-    ours = T.ResizeKeepRatio(size, longest)
-    pair = (size, size) if isinstance(size, int) else size
+    transform = T.ResizeKeepRatio(size, longest)
+    target_hw = (size, size) if isinstance(size, int) else size
     for size_hw in ((375, 500), (500, 333), (224, 224), (97, 1001), (31, 47), (640, 480)):
         image = Image.new("RGB", size_hw[::-1])
-        expected = ResizeKeepRatio.get_params(image, pair, longest)
-        assert draw(ours, size_hw=size_hw, count=1).results_hw[0].tolist() == expected
-        assert list(ours.output_size(size_hw)) == expected
+        expected = ResizeKeepRatio.get_params(image, target_hw, longest)
+        assert draw(transform, size_hw=size_hw, count=1).results_hw[0].tolist() == expected
+        assert list(transform.output_size(size_hw)) == expected
 
 
 def test_trim_border_refuses_to_remove_an_entire_image():

@@ -1,4 +1,4 @@
-"""timm's automatic augmentation: config strings, draws and operations, compared with timm's."""
+"""timm's automatic augmentation has the config strings, draws and operations of timm."""
 
 from __future__ import annotations
 
@@ -22,37 +22,47 @@ POLICIES = ("original", "originalr", "v0", "v0r", "3a")
 
 
 @pytest.fixture(scope="module")
-def published():
+def timm_module():
     peers.timm()
     from timm.data import auto_augment
 
     return auto_augment
 
 
-def draw(transform, n: int):
-    return T.Chain([transform]).draw(epoch_key(8, 0), np.arange(n), np.tile([[HEIGHT, WIDTH]], (n, 1))).records[0]
+def draw(transform, count: int):
+    return (
+        T.Chain([transform]).draw(epoch_key(8, 0), np.arange(count), np.tile([[HEIGHT, WIDTH]], (count, 1))).records[0]
+    )
 
 
-def simulated_policy(published, config: str, hparams: dict | None, n: int):
-    original = published.auto_augment_transform(config, None if hparams is None else dict(hparams))
-    return simulated(published, original, [operation for entry in original.policy for operation in entry], n)
+def simulate_policy(timm_module, config: str, hparams: dict | None, count: int):
+    original = timm_module.auto_augment_transform(config, None if hparams is None else dict(hparams))
+    return simulated(timm_module, original, [operation for entry in original.policy for operation in entry], count)
+
+
+def assert_same_counts(our_counts: list[int], their_counts: list[int]) -> None:
+    """Compare the distributions of the numbers of operations, which can be constant."""
+    if len(set(their_counts)) == 1:
+        assert set(our_counts) == set(their_counts)
+    else:
+        assert alike(our_counts, their_counts) > 0.01
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:-1])
-def test_timm_auto_augment_draws_the_operations_that_timm_draws(published, policy):
-    n = 8000
-    theirs, filters, counts = simulated_policy(published, policy, None, n)
-    record = draw(T.TimmAutoAugment(policy), n)
+def test_timm_auto_augment_draws_the_operations_that_timm_draws(timm_module, policy):
+    count = 8000
+    theirs, filters, counts = simulate_policy(timm_module, policy, None, count)
+    record = draw(T.TimmAutoAugment(policy), count)
     ours = described(record)
     assert alike(ours, theirs) > 0.005
     assert alike([len(sample) for sample in ours], counts) > 0.01
-    done = record.codes != NOTHING
-    assert alike([FILTERS[code] for code in record.filters[done]], [entry.name.lower() for entry in filters]) > 0.01
+    applied = record.codes != NOTHING
+    assert alike([FILTERS[code] for code in record.filters[applied]], [entry.name.lower() for entry in filters]) > 0.01
 
 
-def test_timm_auto_augment_3a_draws_one_of_solarize_grey_and_blur(published):
-    # Of a threshold of 128, grey, and a blur with a radius in 0.1 … 2, each image gets one.
+def test_timm_auto_augment_3a_draws_one_of_solarize_gray_and_blur(timm_module):
+    # Each image gets one of solarize with a threshold of 128, grayscale, and a blur with a radius in 0.1 … 2.
     record = draw(T.TimmAutoAugment("3a"), 6000)
     assert (record.codes[:, 1] == NOTHING).all()
     names = [OPS[code] for code in record.codes[:, 0]]
@@ -67,14 +77,15 @@ def test_timm_auto_augment_3a_draws_one_of_solarize_grey_and_blur(published):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hparams", [None, {"magnitude_std": 1.5, "magnitude_max": 8}])
-def test_timm_auto_augment_draws_magnitudes_with_a_deviation_as_timm(published, hparams):
+def test_timm_auto_augment_draws_magnitudes_with_a_deviation_like_timm(timm_module, hparams):
     config = "original" if hparams else "original-mstd0.5"
-    n = 8000
-    theirs, _, _ = simulated_policy(published, config, hparams, n)
-    ours = described(draw(T.TimmAutoAugment(config, hparams), n))
+    count = 8000
+    theirs, _, _ = simulate_policy(timm_module, config, hparams, count)
+    ours = described(draw(T.TimmAutoAugment(config, hparams), count))
     for operation in ("saturation", "contrast", "sharpness"):
         our_magnitudes, their_magnitudes = (
-            [entry[1] for sample in samples for entry in sample if entry[0] == operation] for samples in (ours, theirs)
+            [value for sample in samples for name, value, *_ in sample if name == operation]
+            for samples in (ours, theirs)
         )
         assert len(our_magnitudes) > 100
         assert stats.ks_2samp(our_magnitudes, their_magnitudes, method="asymp").pvalue > 0.001, operation
@@ -82,29 +93,25 @@ def test_timm_auto_augment_draws_magnitudes_with_a_deviation_as_timm(published, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["augmix", "augmix-m5-w4-d2", "augmix-m9-w2-mstd0-a0.5"])
-def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
-    original = published.augment_and_mix_transform(config)
-    n = 3000
-    theirs, _, their_counts = simulated(published, original, original.ops, n)
-    record = draw(T.TimmAugMix(config), n)
+def test_timm_aug_mix_draws_chains_and_weights_like_timm(timm_module, config):
+    original = timm_module.augment_and_mix_transform(config)
+    count = 3000
+    theirs, _, their_counts = simulated(timm_module, original, original.ops, count)
+    record = draw(T.TimmAugMix(config), count)
     assert isinstance(record, ChainMixture)
     width = record.codes.shape[1]
     assert width == original.width
     chains = [described(record.chain(number)) for number in range(width)]
     ours = [tuple(entry for chain in sample for entry in chain) for sample in zip(*chains, strict=True)]
     our_counts = [len(sample) for sample in ours]
-    assert (
-        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
-    )
-    assert (
-        alike([entry[0] for sample in ours for entry in sample], [entry[0] for sample in theirs for entry in sample])
-        > 0.01
-    )
+    assert_same_counts(our_counts, their_counts)
+    our_names, their_names = ([name for sample in samples for name, *_ in sample] for samples in (ours, theirs))
+    assert alike(our_names, their_names) > 0.01
     factors = [
-        [entry[1] for sample in samples for entry in sample if entry[0] == "contrast"] for samples in (ours, theirs)
+        [value for sample in samples for name, value, *_ in sample if name == "contrast"] for samples in (ours, theirs)
     ]
     assert stats.ks_2samp(*factors, method="asymp").pvalue > 0.001
-    # timm's mixture has a beta-distributed weight, which its chains divide.
+    # timm's mixture has a beta-distributed weight, which is divided among its chains.
     alpha = original.alpha
     assert stats.kstest(record.weights[:, 0], stats.beta(alpha, alpha).cdf).pvalue > 0.001
     assert np.allclose(record.weights.sum(axis=1), 1)
@@ -114,7 +121,7 @@ def test_timm_aug_mix_draws_chains_and_weights_as_timm(published, config):
 
 @pytest.mark.parametrize("transform", [T.TimmAutoAugment("v0r-mstd0.5"), T.TimmAugMix("augmix-m9-mstd1")])
 def test_timm_policies_give_the_same_results_in_both_runners(transform):
-    images = [np.random.default_rng(n).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for n in range(12)]
+    images = [np.random.default_rng(count).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8) for count in range(12)]
     chain = T.Chain([transform])
     program = chain.draw(epoch_key(8, 0), np.arange(12), np.tile([[HEIGHT, WIDTH]], (12, 1)))
     single, batched = (
@@ -125,32 +132,32 @@ def test_timm_policies_give_the_same_results_in_both_runners(transform):
     assert (single != RaggedImages.from_arrays(images).pixels.view(12, HEIGHT, WIDTH, 3).permute(0, 3, 1, 2)).any()
 
 
-def test_from_timm_selects_the_policy_class_by_the_config_string(published):
+def test_from_timm_selects_the_policy_class_by_the_config_string(timm_module):
     jitter = T.ColorJitter(0.4, 0.4, 0.4)
     hparams = {"img_mean": (124, 116, 104), "translate_const": 100, "interpolation": "bilinear"}
-    for text, kind, more in (
+    for config, policy, extra_hparams in (
         ("original-mstd0.5", T.TimmAutoAugment, {}),
         ("augmix-m5-w4-d2", T.TimmAugMix, {"translate_pct": 0.3}),
         ("rand-m9-t3a", T.TimmRandAugment, {}),
     ):
-        chain = T.from_timm({"interpolation": "bilinear"}, True, auto_augment=text)
-        assert kind(text, {**hparams, **more}) in chain
-        assert (jitter in chain) == ("3a" in text)  # timm drops ColorJitter next to the other policies
+        chain = T.from_timm({"interpolation": "bilinear"}, True, auto_augment=config)
+        assert policy(config, {**hparams, **extra_hparams}) in chain
+        assert (jitter in chain) == ("3a" in config)  # timm drops ColorJitter unless the policy is a "3a"
 
 
 MIN_P_VALUE = 0.0005  # in 66 comparisons of magnitudes, one p-value below 0.01 is expected
 CODE_NAMES = {name.replace("TranslateX", "TranslateXRel").replace("TranslateY", "TranslateYRel") for name in TIMM.names}
-CODE_NAMES.remove("GaussianBlurRand")  # its radius is drawn
+CODE_NAMES.remove("GaussianBlurRand")  # has a random radius
 
 
-def simulated_layers(published, config: str, hparams: dict | None, n: int):
-    original = published.rand_augment_transform(config, None if hparams is None else dict(hparams))
-    return simulated(published, original, original.ops, n)
+def simulate_layers(timm_module, config: str, hparams: dict | None, count: int):
+    original = timm_module.rand_augment_transform(config, None if hparams is None else dict(hparams))
+    return simulated(timm_module, original, original.ops, count)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "hparams", "n"),
+    ("config", "hparams", "count"),
     [
         ("rand", None, 6000),
         ("rand-m9", None, 6000),
@@ -164,18 +171,15 @@ def simulated_layers(published, config: str, hparams: dict | None, n: int):
         ("rand-m9-n5-p0.9", {"magnitude_max": 8}, 2000),
     ],
 )
-def test_timm_rand_augment_draws_the_operations_that_timm_draws(published, config, hparams, n):
-    theirs, _, their_counts = simulated_layers(published, config, hparams, n)
-    ours = described(draw(T.TimmRandAugment(config, hparams), n))
+def test_timm_rand_augment_draws_the_operations_that_timm_draws(timm_module, config, hparams, count):
+    theirs, _, their_counts = simulate_layers(timm_module, config, hparams, count)
+    ours = described(draw(T.TimmRandAugment(config, hparams), count))
     assert len(set(ours)) > 3
     assert alike(ours, theirs) > 0.005
     our_counts = [len(sample) for sample in ours]
-    assert (
-        set(our_counts) == set(their_counts) if len(set(their_counts)) == 1 else alike(our_counts, their_counts) > 0.01
-    )
-    assert (
-        alike([entry for sample in ours for entry in sample], [entry for sample in theirs for entry in sample]) > 0.01
-    )
+    assert_same_counts(our_counts, their_counts)
+    our_entries, their_entries = ([entry for sample in samples for entry in sample] for samples in (ours, theirs))
+    assert alike(our_entries, their_entries) > 0.01
 
 
 @pytest.mark.slow
@@ -190,10 +194,10 @@ def test_timm_rand_augment_draws_the_operations_that_timm_draws(published, confi
         ("rand-m25-mstd2-mmax27-inc1-n1-p1", None),
     ],
 )
-def test_timm_rand_augment_draws_magnitudes_with_a_deviation_as_timm(published, config, hparams):
-    n = 9000
-    theirs, _, _ = simulated_layers(published, config, hparams, n)
-    ours = described(draw(T.TimmRandAugment(config, hparams), n))
+def test_timm_rand_augment_draws_magnitudes_with_a_deviation_like_timm(timm_module, config, hparams):
+    count = 9000
+    theirs, _, _ = simulate_layers(timm_module, config, hparams, count)
+    ours = described(draw(T.TimmRandAugment(config, hparams), count))
     for operation in ("saturation", "sharpness", "solarize", "posterize", "solarize_add"):
         column = 2 if operation == "solarize_add" else 1
         our_values, their_values = (
@@ -206,26 +210,25 @@ def test_timm_rand_augment_draws_magnitudes_with_a_deviation_as_timm(published, 
         np.array([sample[0][1:7] for sample in samples if sample[0][0] == "warp"]) for samples in (ours, theirs)
     )
     for column in range(6):
-        assert stats.ks_2samp(our_values[:, column], their_values[:, column], method="asymp").pvalue > MIN_P_VALUE, (
-            column
-        )
+        p_value = stats.ks_2samp(our_values[:, column], their_values[:, column], method="asymp").pvalue
+        assert p_value > MIN_P_VALUE, column
 
 
-def test_an_infinite_mstd_draws_uniform_magnitudes():
+def test_infinite_mstd_draws_uniform_magnitudes():
     for config in ("rand-m8-mstdinf-n1-p1", "rand-m8-mstd101-n1-p1"):
         params = draw(T.TimmRandAugment(config), 20_000)
         factors = params.values[params.codes == OPS.index("brightness")][:, 0]
         assert stats.kstest((factors - 0.1) / 1.8 / 0.8, "uniform").pvalue > 0.01
 
 
-def test_timm_rand_augment_draws_a_filter_for_each_operation(published):
+def test_timm_rand_augment_draws_a_filter_for_each_operation(timm_module):
     params = draw(T.TimmRandAugment("rand-n3"), 3000)
-    _, resample, _ = simulated_layers(published, "rand-n3", None, 3000)
+    _, resample, _ = simulate_layers(timm_module, "rand-n3", None, 3000)
     assert isinstance(params.filters, np.ndarray)
-    done = params.codes != NOTHING
-    ours = [FILTERS[number] for number in params.filters[done].tolist()]
-    assert set(ours) == {"bilinear", "bicubic"}
-    assert alike(ours, [entry.name.lower() for entry in resample]) > 0.01
+    applied = params.codes != NOTHING
+    filters = [FILTERS[number] for number in params.filters[applied].tolist()]
+    assert set(filters) == {"bilinear", "bicubic"}
+    assert alike(filters, [entry.name.lower() for entry in resample]) > 0.01
     # Filters are drawn for each operation, not for each image.
     assert abs((params.filters[:, 0] == params.filters[:, 1]).mean() - 0.5) < 0.05
     fixed = draw(T.TimmRandAugment("rand", {"interpolation": Image.Resampling.BILINEAR}), 50)
@@ -237,29 +240,29 @@ def test_timm_rand_augment_draws_a_filter_for_each_operation(published):
 
 
 @pytest.mark.parametrize("name", sorted(CODE_NAMES))
-def test_each_operation_gives_timms_pixels(published, name, monkeypatch):
-    """Compare each magnitude, with both signs and filters, after the stage on the CPU."""
-    low = np.random.default_rng(6).integers(0, 256, (6, 5, 3), np.uint8)
-    picture = Image.fromarray(low).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+def test_each_operation_gives_timms_pixels(timm_module, name, monkeypatch):
+    """The stage on the CPU applies each magnitude, with both signs and filters."""
+    noise = np.random.default_rng(6).integers(0, 256, (6, 5, 3), np.uint8)
+    picture = Image.fromarray(noise).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     hparams = {"img_mean": (3, 90, 200), "translate_pct": 0.4}
-    ours = T.TimmRandAugment("rand-mmax20", hparams)
+    transform = T.TimmRandAugment("rand-mmax20", hparams)
     number = TIMM.names.index(name.replace("Rel", ""))
     strengths = [0, 0.3, 1, 2.5, 3, 4, 5.5, 6, 7, 8, 9, 9.7, 10, 12, 20]
     rows = [(strength, sign, filter_) for strength in strengths for sign in (1, -1) for filter_ in (1, 2)]
     magnitudes = np.array([[strength] for strength, _, _ in rows], np.float64)
     negative = np.array([[0.9 if sign < 0 else 0.1] for _, sign, _ in rows])
     kinds, sizes = np.full((len(rows), 1), number), np.tile([[HEIGHT, WIDTH]], (len(rows), 1))
-    strengths = ours.strengths(kinds, magnitudes, negative, np.zeros((len(rows), 2)), sizes)
+    strengths = transform.strengths(kinds, magnitudes, negative, np.zeros((len(rows), 2)), sizes)
     strengths = np.where(TIMM.signed[kinds] & (negative > 0.5), -strengths, strengths)
     params = Ops(*TIMM.encode_operations(kinds, strengths, sizes), np.array([[filter_] for _, _, filter_ in rows]))
     images = RaggedImages.from_arrays([np.asarray(picture)] * len(rows))
-    results = compile_stage(T.Chain([ours]), device="cpu")(images, program(ours, params, sizes))
-    operation = published.AugmentOp(name, hparams=hparams)
+    results = compile_stage(T.Chain([transform]), device="cpu")(images, program(transform, params, sizes))
+    operation = timm_module.AugmentOp(name, hparams=hparams)
     for row, (strength, sign, filter_) in enumerate(rows):
-        monkeypatch.setattr(published, "_randomly_negate", lambda value, sign=sign: sign * value)
+        monkeypatch.setattr(timm_module, "_randomly_negate", lambda value, sign=sign: sign * value)
         arguments: tuple[Any, ...] = operation.level_fn(strength, hparams) if operation.level_fn else ()
         resample = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)[filter_ - 1]
-        if operation.aug_fn is published.posterize and arguments[0] < 1:  # Pillow 13 raises an error
+        if operation.aug_fn is timm_module.posterize and arguments[0] < 1:  # Pillow 13 raises an error
             expected = Image.new("RGB", picture.size)
         else:
             expected = operation.aug_fn(picture, *arguments, fillcolor=(3, 90, 200), resample=resample)
@@ -281,13 +284,13 @@ def test_timm_rand_augment_without_operations_draws_none():
 
 def test_timm_rand_augment_takes_its_fill_from_img_mean_and_shows_its_hparams():
     assert T.TimmRandAugment("rand").outside.image == (128, 128, 128)
-    shown = T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104), "translate_const": 100})
-    assert shown.outside.image == (124, 116, 104)
+    transform = T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104), "translate_const": 100})
+    assert transform.outside.image == (124, 116, 104)
     text = "TimmRandAugment('rand-m9-mstd0.5-inc1', {'img_mean': (124, 116, 104), 'translate_const': 100.0})"
-    assert repr(shown) == text
+    assert repr(transform) == text
     assert repr(T.TimmAugMix("augmix-m5", {"translate_pct": 0.3})) == "TimmAugMix('augmix-m5', {'translate_pct': 0.3})"
-    assert hash(shown) == hash(T.TimmRandAugment(shown.config, dict(shown.hparams)))
-    assert shown.image_only
+    assert hash(transform) == hash(T.TimmRandAugment(transform.config, dict(transform.hparams)))
+    assert transform.image_only
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rotations, affine maps and perspectives: arguments, maps compared with torchvision's, and draws."""
+"""Rotations, affine maps and perspectives have torchvision's arguments and maps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from gpuload import transforms as T
 from gpuload.transforms.warps import affine_coefficients, perspective_coefficients, rotation_coefficients
 
 
-def forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def map_forward(points_xy: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """Map points of the image to the result, given the coefficients of the inverse map."""
-    homogeneous = (
-        np.append(points_xy, np.ones((len(points_xy), 1)), 1)
-        @ np.linalg.inv(np.append(coefficients, 1).reshape(3, 3)).T
-    )
+    inverse = np.append(coefficients, 1).reshape(3, 3)
+    homogeneous = np.append(points_xy, np.ones((len(points_xy), 1)), 1) @ np.linalg.inv(inverse).T
     return homogeneous[:, :2] / homogeneous[:, 2:]
 
 
@@ -35,7 +33,7 @@ def test_equivalent_arguments_give_equal_warps():
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_chain_refuses_a_fill_in_levels_behind_to_dtype(is_nested):
+def test_chain_refuses_a_fill_in_levels_after_to_dtype(is_nested):
     for transform in (T.RandomRotation(5, fill=9), T.Pad(2, fill=9), T.RandomCrop(8, fill=9, pad_if_needed=True)):
         name = type(transform).__name__
         text = (
@@ -49,23 +47,25 @@ def test_chain_refuses_a_fill_in_levels_behind_to_dtype(is_nested):
     T.Chain([TO_FLOAT, T.RandomRotation(5), T.Pad(2)])
 
 
-def test_affine_coefficients_are_torchvisions():
+def test_affine_coefficients_equal_torchvisions():
     functional = peers.torchvision().transforms.functional
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 300, (200, 2))
     angle, scale = rng.uniform(-180, 180, 200), rng.uniform(0.3, 3, 200)
     translate, shear = rng.integers(-30, 30, (200, 2)), rng.uniform(-40, 40, (200, 2))
     for center in (None, (3.0, 40.5)):
-        ours = affine_coefficients(angle, translate, scale, shear, None if center is None else np.array(center), sizes)
+        coefficients = affine_coefficients(
+            angle, translate, scale, shear, None if center is None else np.array(center), sizes
+        )
         for row, (height, width) in enumerate(sizes.tolist()):
-            middle = [width * 0.5, height * 0.5] if center is None else list(center)
-            theirs = functional._get_inverse_affine_matrix(
-                middle, angle[row], translate[row].tolist(), scale[row], shear[row].tolist()
+            center_xy = [width * 0.5, height * 0.5] if center is None else list(center)
+            expected = functional._get_inverse_affine_matrix(
+                center_xy, angle[row], translate[row].tolist(), scale[row], shear[row].tolist()
             )
-            np.testing.assert_allclose(ours[row], [*theirs, 0, 0], rtol=0, atol=1e-10)
+            np.testing.assert_allclose(coefficients[row], [*expected, 0, 0], rtol=0, atol=1e-10)
 
 
-def test_perspective_coefficients_are_torchvisions():
+def test_perspective_coefficients_equal_torchvisions():
     functional = peers.torchvision().transforms.functional
     rng = np.random.default_rng(0)
     sizes = rng.integers(20, 300, (200, 2))
@@ -73,18 +73,20 @@ def test_perspective_coefficients_are_torchvisions():
     signs = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
     starts = signs * (sizes[:, None, ::-1] - 1)
     ends = np.where(signs, starts - inward, inward)
-    ours, is_invertible = perspective_coefficients(sizes, ends)
+    coefficients, is_invertible = perspective_coefficients(sizes, ends)
     assert is_invertible.all()
     for row in range(200):
-        theirs = functional._get_perspective_coeffs(starts[row].tolist(), ends[row].tolist())
-        np.testing.assert_allclose(ours[row], theirs, rtol=1e-5, atol=1e-6)  # torchvision's are rounded to float32
-        np.testing.assert_allclose(forward(starts[row], ours[row]), ends[row], atol=1e-6)
+        expected = functional._get_perspective_coeffs(starts[row].tolist(), ends[row].tolist())
+        np.testing.assert_allclose(
+            coefficients[row], expected, rtol=1e-5, atol=1e-6
+        )  # torchvision's are rounded to float32
+        np.testing.assert_allclose(map_forward(starts[row], coefficients[row]), ends[row], atol=1e-6)
 
 
 def test_perspective_coefficients_of_collinear_corners_are_the_identity():
     sizes = np.array([[40, 40], [1, 30], [30, 1], [40, 40]])
     corners = np.array([[[0, 0], [39, 0], [39, 39], [0, 39]]] * 4)
-    corners[0, 1] = [20, 20]  # top left, top right and bottom right
+    corners[0, 1] = [20, 20]  # so that top left, top right and bottom right are on one line
     coefficients, is_invertible = perspective_coefficients(sizes, corners)
     np.testing.assert_array_equal(is_invertible, [False, False, False, True])
     np.testing.assert_allclose(coefficients, np.tile([1.0, 0, 0, 0, 1, 0, 0, 0], (4, 1)), atol=1e-12)
@@ -100,7 +102,7 @@ def test_rotation_with_expand_enlarges_the_result_to_the_complete_image():
     program = chain.draw(KEY, np.arange(300), sizes)
     for row, (height, width) in enumerate(sizes.tolist()):
         corners_xy = np.array([[0, 0], [width, 0], [width, height], [0, height]])
-        corners = forward(corners_xy, program.records[0].coefficients[row])
+        corners = map_forward(corners_xy, program.records[0].coefficients[row])
         size_xy = program.results_hw[row][::-1]
         assert corners.min() > -1e-9
         assert (corners < size_xy + 1e-9).all()

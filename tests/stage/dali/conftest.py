@@ -25,20 +25,21 @@ class Comparison:
         self.ours, self.reference, self.plan = list(ours), list(reference), plan
         assert [image.shape for image in self.ours] == [image.shape for image in self.reference]
         assert [image.dtype for image in self.ours] == [image.dtype for image in self.reference]
-        self.differences = [(a.double() - b.double()).abs() for a, b in zip(self.ours, self.reference, strict=True)]
+        self.differences = [
+            (image.double() - expected.double()).abs()
+            for image, expected in zip(self.ours, self.reference, strict=True)
+        ]
 
     @property
     def mean(self) -> float:
-        """The mean absolute difference over all values."""
         return float(torch.cat([image.flatten() for image in self.differences]).mean())
 
     @property
     def max(self) -> float:
-        """The maximum absolute difference."""
         return max(float(image.max()) for image in self.differences)
 
     @property
-    def native(self) -> list[str]:
+    def backends(self) -> list[str]:
         """The backends of all steps, without repeats."""
         return list(dict.fromkeys(step.backend for step in self.plan.steps))
 

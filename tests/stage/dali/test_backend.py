@@ -26,41 +26,30 @@ def dali() -> DaliBackend:
 
 NORMALIZE = T.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 JITTER = T.ColorJitter(0.4, 0.4, 0.4, 0.1)
+CROP, CIFAR_CROP, FLIP = T.RandomResizedCrop(32), T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()
+TIMM_CROP = T.RandomResizedCrop(32, interpolation="random")
+TIMM_POLICY = T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"interpolation": "random"})
+SIMCLR_COLORS = [T.RandomApply([JITTER], p=0.8), T.RandomGrayscale(0.2), T.RandomApply([T.GaussianBlur(5)])]
 RECIPES: dict[str, list[Any]] = {
-    "crop": [T.RandomResizedCrop(32), T.RandomHorizontalFlip(), NORMALIZE],
-    "jitter": [T.RandomResizedCrop(32), T.RandomHorizontalFlip(), JITTER, NORMALIZE],
+    "crop": [CROP, FLIP, NORMALIZE],
+    "jitter": [CROP, FLIP, JITTER, NORMALIZE],
     "evaluation": [T.Resize(40), T.CenterCrop(32), NORMALIZE],
-    "CIFAR": [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip(), NORMALIZE],
-    "CIFAR, RandAugment": [
-        *(T.RandomCrop(32, padding=4), T.RandomHorizontalFlip(), T.RandAugment(), NORMALIZE),
-        T.RandomErasing(),
-    ],
-    "timm": [
-        *(T.RandomResizedCrop(32, interpolation="random"), T.RandomHorizontalFlip()),
-        *(T.TimmRandAugment("rand-m9-mstd0.5-inc1", {"interpolation": "random"}), NORMALIZE),
-        T.RandomErasing(mode="pixel"),
-    ],
-    "SimCLR": [
-        *(T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.RandomApply([JITTER], p=0.8), T.RandomGrayscale(0.2)),
-        *(T.RandomApply([T.GaussianBlur(5)]), NORMALIZE),
-    ],
+    "CIFAR": [CIFAR_CROP, FLIP, NORMALIZE],
+    "CIFAR, RandAugment": [CIFAR_CROP, FLIP, T.RandAugment(), NORMALIZE, T.RandomErasing()],
+    "timm": [TIMM_CROP, FLIP, TIMM_POLICY, NORMALIZE, T.RandomErasing(mode="pixel")],
+    "SimCLR": [CROP, FLIP, *SIMCLR_COLORS, NORMALIZE],
     "robot": [T.RandomAffine(10, (0.1, 0.1), interpolation="bilinear"), JITTER, NORMALIZE],
-    "segmentation": [
-        *(T.RandomResize(40, 60), T.RandomCrop(32, pad_if_needed=True), T.RandomHorizontalFlip(), NORMALIZE)
-    ],
-    "TrivialAugmentWide": [
-        *(T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.TrivialAugmentWide(), NORMALIZE),
-        T.RandomErasing(),
-    ],
+    "segmentation": [T.RandomResize(40, 60), T.RandomCrop(32, pad_if_needed=True), FLIP, NORMALIZE],
+    "TrivialAugmentWide": [CROP, FLIP, T.TrivialAugmentWide(), NORMALIZE, T.RandomErasing()],
 }
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_plan_runs_common_recipes_on_dali(name, dali):
-    """Only timm's erasing with random values stays on torch."""
+    """Only timm's erasing with random values runs on torch."""
     steps = plan_steps(T.Chain(RECIPES[name]).lines[0].transforms, dali)
-    others = [type(step.transform) for step in steps if step.backend != "dali"]
-    assert others == ([T.RandomErasing] if name == "timm" else [])
+    on_torch = [type(step.transform) for step in steps if step.backend != "dali"]
+    assert on_torch == ([T.RandomErasing] if name == "timm" else [])
 
 
 @pytest.mark.parametrize(
@@ -124,11 +113,10 @@ def test_plan_notes_that_color_jitter_has_dalis_order(dali):
 
 
 def test_each_operation_is_supported_or_has_a_reason():
-    colours = {"brightness", "contrast", "saturation", "hue", "grayscale"}
-    listed = {*OPERATIONS, *backend.UNSUPPORTED, *colours, "warp", "identity"}
-    text = "add these to OPERATIONS (gpuload/stage/dali/operators.py) or UNSUPPORTED (…/backend.py)"
-    assert not set(OPS) - listed, text
-    assert not listed - set(OPS), "OPERATIONS or UNSUPPORTED has operations that OPS does not have"
+    color_operations = {"brightness", "contrast", "saturation", "hue", "grayscale"}
+    known = {*OPERATIONS, *backend.UNSUPPORTED, *color_operations, "warp", "identity"}
+    assert not set(OPS) - known, "add these to OPERATIONS (stage/dali/operators.py) or UNSUPPORTED (…/backend.py)"
+    assert not known - set(OPS), "OPERATIONS or UNSUPPORTED has operations that OPS does not have"
 
 
 def test_backend_without_dali_raises_backend_error(monkeypatch):
@@ -142,7 +130,7 @@ def test_backend_without_dali_raises_backend_error(monkeypatch):
 
 @pytest.mark.processes
 def test_backend_without_dalis_dynamic_mode_raises_backend_error():
-    """Run in a process of its own, since this process has imported DALI."""
+    """The program runs in a separate process, because this process has imported DALI."""
     program = (
         "import sys, torch\n"
         "sys.modules['nvidia.dali.experimental'] = None\n"

@@ -1,4 +1,4 @@
-"""Each kind of record on DALI against DALI's functions called by hand, image by image, with the same parameters."""
+"""DALI gives each kind of record the bits of DALI's functions, called image by image with the same parameters."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def resize(batch: Any, record: Box, index: int) -> Any:
     (top, left, height, width), size = record.box_tlhw[index].tolist(), record.size_hw[index].tolist()
     name = record.filters if isinstance(record.filters, str) else FILTERS[record.filters[index]]
     cropped = ndd.slice(batch, start=[top, left], shape=[height, width], axis_names="HW")
-    kind, antialias = INTERPOLATIONS[name], "plain" not in name
-    return ndd.resize(cropped, size=[float(length) for length in size], interp_type=kind, antialias=antialias)
+    interp_type, antialias = INTERPOLATIONS[name], "plain" not in name
+    return ndd.resize(cropped, size=[float(length) for length in size], interp_type=interp_type, antialias=antialias)
 
 
 def pad(batch: Any, record: Box, index: int) -> Any:
@@ -48,7 +48,7 @@ def flip(batch: Any, record: Flip, index: int) -> Any:
     return ndd.flip(batch, horizontal=record.axis, vertical=1 - record.axis)
 
 
-def turn(batch: Any, record: Turn, index: int) -> Any:
+def turn_quarters(batch: Any, record: Turn, index: int) -> Any:
     if record.transposed[index]:
         batch = ndd.transpose(batch, perm=[1, 0, 2], transpose_layout=False)
     vertical, horizontal = record.flipped[index].tolist()
@@ -60,9 +60,9 @@ def warp(batch: Any, record: Warp, index: int) -> Any:
         return batch
     matrix = np.float32([*record.coefficients[index], 1]).reshape(1, 3, 3)
     name = record.filters if isinstance(record.filters, str) else FILTERS[record.filters[index]]
-    size, kind = ndd.as_batch(record.size_hw[index : index + 1].astype(np.float32)), INTERPOLATIONS[name]
+    size, interp_type = ndd.as_batch(record.size_hw[index : index + 1].astype(np.float32)), INTERPOLATIONS[name]
     return ndd.experimental.warp_perspective(
-        batch, matrix=ndd.as_batch(matrix), size=size, interp_type=kind, fill_value=list(record.fill)
+        batch, matrix=ndd.as_batch(matrix), size=size, interp_type=interp_type, fill_value=list(record.fill)
     )
 
 
@@ -144,7 +144,7 @@ def apply_colors(batch: Any, arguments: dict[str, float]) -> Any:
 
 
 def apply_ops(batch: Any, record: Ops, index: int) -> Any:
-    """Apply an image's operations. Brightness, contrast, saturation and hue that follow one another are one call."""
+    """Apply an image's operations. Consecutive brightness, contrast, saturation and hue are applied by one call."""
     arguments: dict[str, float] = {}
     for column, number in enumerate(record.codes[index].tolist()):
         name = OPS[number] if number != NOTHING else "identity"
@@ -166,7 +166,7 @@ def apply_ops(batch: Any, record: Ops, index: int) -> Any:
     return apply_colors(batch, arguments) if arguments else batch
 
 
-FUNCTIONS: dict[type, Callable[..., Any]] = {Flip: flip, Turn: turn, Warp: warp, Erase: erase, Ops: apply_ops}
+FUNCTIONS: dict[type, Callable[..., Any]] = {Flip: flip, Turn: turn_quarters, Warp: warp, Erase: erase, Ops: apply_ops}
 
 CHAINS: dict[str, list[Any]] = {
     "resize": [T.Resize((50, 61))],
@@ -244,7 +244,7 @@ def test_results_are_bit_equal_to_dalis_functions(name, pictures, make_batch):
             [expected] = [sample.torch().clone() for sample in batch.evaluate()]
         assert torch.equal(result, expected.permute(2, 0, 1)), row
         is_changed |= expected.shape != picture.shape or not np.array_equal(expected, picture)
-    assert is_changed
+    assert is_changed, "no picture was changed by the chain"
 
 
 @pytest.mark.slow
@@ -259,7 +259,8 @@ def test_image_has_the_same_bits_alone_and_in_any_batch(name, pictures, make_bat
         alone = stage(*make_batch(chain, repeated_pictures[position : position + 1], first=position))
         assert torch.equal(alone[0], expected[position]), position
     part = stage(*make_batch(chain, repeated_pictures[5:12], first=5))
-    assert all(torch.equal(image, expected[5 + index]) for index, image in enumerate(part))
+    for position, image in enumerate(part, 5):
+        assert torch.equal(image, expected[position]), position
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
@@ -268,10 +269,12 @@ def test_images_without_an_operation_keep_their_bits(p, pictures, make_batch):
     chain = T.Chain([T.RandomChoice([colors, smooth, T.RandomRotation(30, "bilinear"), T.Identity()], p=[p, p, p, 1])])
     images, program = make_batch(chain, pictures * 2)
     results = dali_stage(chain)(images, program)
-    applied = [set(range(len(pictures) * 2) if r.rows is None else r.rows.tolist()) for r in program.records]
-    unchanged = set(range(len(pictures) * 2)) - set().union(*applied)
-    assert len(unchanged) > 3
-    for row in unchanged:
+    changed_rows = [
+        set(range(len(pictures) * 2) if record.rows is None else record.rows.tolist()) for record in program.records
+    ]
+    unchanged_rows = set(range(len(pictures) * 2)) - set().union(*changed_rows)
+    assert len(unchanged_rows) > 3
+    for row in unchanged_rows:
         assert np.array_equal(results[row].permute(1, 2, 0).numpy(), (pictures * 2)[row])
 
 
@@ -287,26 +290,26 @@ def test_images_without_an_operation_keep_their_bits(p, pictures, make_batch):
     ],
     ids=str,
 )
-def test_decoded_window_gives_the_bits_of_the_entire_image(transforms, make_images, make_batch):
+def test_decoded_window_gives_bit_equal_results_to_the_entire_image(transforms, make_images, make_batch):
     chain = T.Chain([*transforms, T.Normalize((0.5,), (0.5,))])
     stage = dali_stage(chain)
     window, entire = (stage(*make_batch(chain, make_images(4, 9), uncut=uncut)) for uncut in (False, True))
-    assert all(map(torch.equal, window, entire))
+    torch.testing.assert_close(list(window), list(entire), rtol=0, atol=0)
 
 
 def test_window_inside_a_resized_image_is_within_a_level_of_the_reference(compare, make_images):
-    """Only borders differ, where DALI repeats the last pixel and Pillow cuts the filter off."""
+    """Only borders differ: DALI repeats the last pixel, and Pillow cuts the filter off."""
     compared = compare([T.Resize(72), T.CenterCrop(40), T.RandomHorizontalFlip()], make_images(3, 9, low=90, high=140))
-    assert compared.native == ["dali"]
+    assert compared.backends == ["dali"]
     assert compared.mean < 0.25
     assert compared.max <= 1
 
 
 def test_warp_is_within_a_level_of_the_reference_in_the_mean(compare, make_images):
-    """Coordinates start at the corner of the first pixel: half a pixel would be many levels."""
+    """A difference of half a pixel in the origin of coordinates would change many levels."""
     for transform in (T.RandomAffine(20, (0.1, 0.1), (1.2, 1.5), 5, "bilinear"), T.RandomPerspective(1.0, 0.3)):
         compared = compare([transform, T.CenterCrop(24)], make_images(3, 6))
-        assert compared.native == ["dali"]
+        assert compared.backends == ["dali"]
         assert compared.mean < 1
 
 
@@ -324,22 +327,23 @@ def test_hue_saturation_and_grayscale_leave_gray_images_unchanged(make_images, m
     gray = make_images(5, 6, channels=1)
     chain = T.Chain([T.ColorJitter(saturation=0.9, hue=0.5), T.RandomGrayscale(1.0)])
     results = dali_stage(chain)(*make_batch(chain, gray))
-    assert all(np.array_equal(result[0], image[..., 0]) for result, image in zip(results, gray, strict=True))
+    for result, image in zip(results, gray, strict=True):
+        np.testing.assert_array_equal(result[0], image[..., 0])
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (3, 1), (3, 3)])
 def test_grayscale_returns_the_requested_channels(before, after, compare, make_images):
     """DALI's channels can differ by a level, since it rounds each of them."""
     compared = compare([T.Grayscale(after)], make_images(5, 6, channels=before))
-    assert compared.native == ["dali"]
+    assert compared.backends == ["dali"]
     assert compared.ours[0].shape[0] == after
     assert compared.max <= 1
 
 
-# It runs in a process of its own, because DALI's color operators write beyond their memory on one channel. The name of
-# each transform is printed first, to show which one crashed. The runner is called without a stage, because a stage
-# refuses color transforms on two or four channels.
-CHANNELS = """
+# This runs in a separate process, because DALI's color operators write beyond their memory on one channel. Each
+# transform is printed before it runs, to show which transform crashed. The runner is called without a stage, because a
+# stage refuses color transforms on two or four channels.
+CHANNELS_PROGRAM = """
 import sys
 import numpy as np, torch
 from gpuload import transforms as T
@@ -380,5 +384,5 @@ print("done")
 @pytest.mark.processes
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_operators_do_not_crash_on_any_number_of_channels(channels):
-    output, _ = run_python(CHANNELS, channels, timeout=120)
+    output, _ = run_python(CHANNELS_PROGRAM, channels, timeout=120)
     assert output.splitlines()[-1] == "done"

@@ -19,7 +19,7 @@ IMAGES = [(gl.Encoded(file), index) for index, file in enumerate(FILES)]
 
 
 class Gate:
-    """A callable that the decoder calls before each call; it stops one of the calls until `opened` is set."""
+    """A function that runs before each call of the decoder, and stops one of the calls until `opened` is set."""
 
     def __init__(self, stopped_call: int) -> None:
         self.stopped_call, self.calls = stopped_call, 0
@@ -38,15 +38,15 @@ def make_loader(**options: Any) -> gl.Loader:
 
 
 @contextlib.contextmanager
-def stopped(gate: Gate) -> Iterator[tuple[gl.Loader, Any, list[Any]]]:
+def stopped_at(gate: Gate) -> Iterator[tuple[gl.Loader, Any, list[Any]]]:
     """Yield a loader whose decoder is stopped at the gate, its iterator, and the batches read so far."""
     with decoding_with(before=gate), make_loader() as loader:
         iterator = iter(loader)
-        first = next(iterator)
+        first_batch = next(iterator)
         while not gate.reached.wait(0.001):
             loader._session.feed.pump(0.0)
         try:
-            yield loader, iterator, [first]
+            yield loader, iterator, [first_batch]
         finally:
             gate.opened.set()
 

@@ -1,4 +1,4 @@
-"""The choice of a decoder, and the warnings and plans if a device cannot decode."""
+"""`choose` selects a decoder; if the device cannot decode, a warning and the plan say why."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_choose_by_default_leaves_decoding_to_workers():
 def test_plan_names_the_decoder():
     with decoding_with():
         assert plan_text(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {OTHER} on cpu"
-        both = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
-        assert both == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
+        decoder_line = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
+        assert decoder_line == f"decoder {ENGINE}, {OTHER} on cpu, 25% of the samples; workers (CPU) for the others"
     with decoding_with(engine=False):
         assert plan_text(decode=DEVICE).endswith(f"decoder {OTHER} on cpu (no JPEG engine: this one has none)")
 
@@ -56,7 +56,7 @@ def test_device_that_cannot_decode_warns_once_and_workers_decode(monkeypatch):
     next(iterator)
     loader.close()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the warning was given before
+        warnings.simplefilter("error")  # the loader has already warned
         with loader:
             assert len(list(loader)) == 2
     assert loader.stats().part("device decode").count == 0
@@ -82,22 +82,14 @@ def raise_runtime_error(*args: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("installed", "driver", "cuda_version", "remedy"),
     [
-        (
-            {13},
-            (12, 4),
-            "13.0",
-            "nvidia-nvimgcodec-cu13 needs a driver for CUDA 13, but this driver is for CUDA 12.4: update "
-            "the driver, or run pip install 'gpuload[cu12]' instead",
-        ),
-        (
-            {12},
-            (13, 0),
-            "13.0",
-            "nvidia-nvimgcodec-cu12 is for another CUDA version than torch (13.0); run pip install 'gpuload[cu13]'",
-        ),
+        ({13}, (12, 4), "13.0",
+         "nvidia-nvimgcodec-cu13 needs a driver for CUDA 13, but this driver is for CUDA 12.4: update the driver, or "
+         "run pip install 'gpuload[cu12]' instead"),
+        ({12}, (13, 0), "13.0",
+         "nvidia-nvimgcodec-cu12 is for another CUDA version than torch (13.0); run pip install 'gpuload[cu13]'"),
         ({12}, (12, 8), "12.8", None),
     ],
-)
+)  # fmt: skip
 def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(monkeypatch, installed, driver, cuda_version, remedy):
     distributions = [SimpleNamespace(metadata={"Name": f"nvidia_nvimgcodec_cu{major}"}) for major in installed]
     monkeypatch.setattr(MODULE.importlib.metadata, "distributions", lambda: distributions)  # type: ignore[attr-defined]
@@ -112,13 +104,13 @@ def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(monkeypatch, inst
     assert choice.warning.endswith(expected)
 
 
-@pytest.mark.parametrize(("answer", "expected"), [(12040, (12, 4)), (13000, (13, 0)), (None, None)])
-def test_driver_version_is_major_and_minor_or_none(monkeypatch, answer, expected):
-    def get(pointer: Any) -> int:
-        pointer._obj.value = answer or 0
-        return 0 if answer else 100
+@pytest.mark.parametrize(("driver_number", "expected"), [(12040, (12, 4)), (13000, (13, 0)), (None, None)])
+def test_driver_version_is_major_and_minor_or_none(monkeypatch, driver_number, expected):
+    def get_version(pointer: Any) -> int:
+        pointer._obj.value = driver_number or 0
+        return 0 if driver_number else 100  # CUDA_ERROR_NO_DEVICE
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get_version))
     driver_version.cache_clear()
     try:
         assert driver_version() == expected
@@ -127,7 +119,6 @@ def test_driver_version_is_major_and_minor_or_none(monkeypatch, answer, expected
 
 
 def test_select_device_samples_spreads_the_share_over_positions_and_ranks():
-
     for share in (0.1, 0.5, 0.9):
         for first, ranks in ((0, 1), (1000, 2), (3, 8)):
             selected_share = select_device_samples(np.arange(first, first + 256 * ranks, ranks), share).mean()

@@ -1,4 +1,4 @@
-"""The kernel that copies crops, against NumPy: regions of any size and orientation, with rows at any distance."""
+"""The kernel that copies crops equals NumPy for regions of any size and orientation, whose rows may be far apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuload.stage.decode.backend import DESTINATION, Pixels, copy_crops
 
 
 def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
-    """Return crops of one to 90 rows and columns and one or three channels, within larger images."""
+    """Return crops of less than 90 rows and columns and one or three channels, within larger images."""
     crops_hwc = []
     for number in range(count):
         top, left, height, width = (int(n) for n in rng.integers(1, 90, 4))
@@ -26,36 +26,38 @@ def random_crops(rng: np.random.Generator, count: int) -> list[np.ndarray]:
     return crops_hwc
 
 
-def run(device: str, stored: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, size: int) -> Any:
+def run_copy_crops(
+    device: str, stored_crops: list[np.ndarray], orientations: np.ndarray, starts: np.ndarray, target_size: int
+) -> Any:
     shapes = [
-        turn_upright(crop, int(orientation)).shape for crop, orientation in zip(stored, orientations, strict=True)
+        turn_upright(crop, int(orientation)).shape for crop, orientation in zip(stored_crops, orientations, strict=True)
     ]
     destinations = np.array([*zip(shapes, orientations.tolist(), starts.tolist(), strict=True)], DESTINATION)
-    target = torch.full((size,), 7, dtype=torch.uint8).to(device)
-    copy_crops([Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored], destinations, target)
+    target = torch.full((target_size,), 7, dtype=torch.uint8).to(device)
+    copy_crops([Pixels(crop, "", crop.ctypes.data, crop.strides[0]) for crop in stored_crops], destinations, target)
     return target.cpu().numpy()
 
 
 def test_copy_crops_writes_crops_of_any_orientation_at_their_offsets():
     rng = np.random.default_rng(5)
-    stored = random_crops(rng, 24)
-    stored[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # larger than a block
-    assert stored[3].size > crops.BLOCK
+    stored_crops = random_crops(rng, 24)
+    stored_crops[3] = rng.integers(0, 256, (70, 80, 3), np.uint8)  # larger than a block
+    assert stored_crops[3].size > crops.BLOCK
     orientations = np.arange(24) % 8 + 1
-    sizes = np.array([crop.size for crop in stored])
-    starts = 11 + np.cumsum(sizes + 5) - sizes
-    size = int(starts[-1] + sizes[-1] + 9)
-    expected = np.full(size, 7, np.uint8)
-    for crop, orientation, start in zip(stored, orientations.tolist(), starts.tolist(), strict=True):
+    sizes = np.array([crop.size for crop in stored_crops])
+    starts = 11 + np.cumsum(sizes + 5) - sizes  # with unused bytes before, between and after the crops
+    target_size = int(starts[-1] + sizes[-1] + 9)
+    expected = np.full(target_size, 7, np.uint8)
+    for crop, orientation, start in zip(stored_crops, orientations.tolist(), starts.tolist(), strict=True):
         expected[start : start + crop.size] = turn_upright(crop, orientation).ravel()
-    assert np.array_equal(run("cpu", stored, orientations, starts, size), expected)
+    assert np.array_equal(run_copy_crops("cpu", stored_crops, orientations, starts, target_size), expected)
     with simulated("eager"):
-        assert np.array_equal(run("cuda:1", stored, orientations, starts, size), expected)
+        assert np.array_equal(run_copy_crops("cuda:1", stored_crops, orientations, starts, target_size), expected)
 
 
 def test_copy_crops_of_no_crops_launches_no_kernel():
     with simulated("eager"):
-        assert run("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
+        assert run_copy_crops("cuda:1", [], np.ones(0, np.int64), np.zeros(0, np.int64), 3).tolist() == [7, 7, 7]
 
 
 PROGRAM = """
@@ -74,7 +76,7 @@ for capability in (75, 80, 90):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_copy_kernel_compiles_for_cuda(tmp_path):
-    """Compile in a process of its own, since the interpreter accepts code that the compiler does not."""
+    """The program runs in a separate process, because this process may use the interpreter, which accepts more code."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     output, _ = run_python(PROGRAM, env=environment, timeout=300)
-    assert output.split() == ["True"] * 9
+    assert output.split() == ["True"] * 9  # three checks for each of three capabilities

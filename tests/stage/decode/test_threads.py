@@ -1,4 +1,4 @@
-"""The threads that decode on the device: what the loop waits for, and interrupts, forks and errors during a call."""
+"""The threads that decode on the device, while the loop continues, and while it is interrupted, forked or closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from simulated.decoder import decoding_with
-from stage.decode.gate import LIMIT_S, Gate, make_loader, open_after_closing_has_begun, stopped
+from stage.decode.gate import LIMIT_S, Gate, make_loader, open_after_closing_has_begun, stopped_at
 
 import gpuload as gl
 from gpuload.decode.native_messages import native_messages, run_and_capture
@@ -42,7 +42,7 @@ def assert_complete(batches: list[Any]) -> None:
 
 def test_next_returns_a_batch_that_is_ready_while_the_device_decodes_the_following_one():
     gate = Gate(stopped_call=3)
-    with stopped(gate) as (_, iterator, batches):
+    with stopped_at(gate) as (_, iterator, batches):
         batches.append(next(iterator))
         assert not gate.opened.is_set()
         gate.opened.set()
@@ -51,7 +51,7 @@ def test_next_returns_a_batch_that_is_ready_while_the_device_decodes_the_followi
 
 def test_at_most_two_batches_are_decoded_ahead():
     gate = Gate(stopped_call=3)
-    with stopped(gate) as (loader, _, _):
+    with stopped_at(gate) as (loader, _, _):
         feed = loader._session.feed
         while any(batch.open_part_count for batch in feed.batches):
             feed.pump(0.01)
@@ -61,7 +61,7 @@ def test_at_most_two_batches_are_decoded_ahead():
 
 def test_close_during_a_call_waits_for_it_and_ends_the_threads():
     gate = Gate(stopped_call=2)
-    with stopped(gate) as (loader, _, _):
+    with stopped_at(gate) as (loader, _, _):
         assert len(decoding_threads()) == 1
         opener = threading.Thread(target=open_after_closing_has_begun, args=[loader._session.steps, gate])
         opener.start()
@@ -73,19 +73,19 @@ def test_close_during_a_call_waits_for_it_and_ends_the_threads():
 
 def test_new_epoch_during_a_call_does_not_reuse_slots_that_the_device_reads():
     gate = Gate(stopped_call=2)
-    with stopped(gate) as (loader, _, _):
+    with stopped_at(gate) as (loader, _, _):
         threading.Thread(target=gate.opened.set).start()
         assert_complete(list(loader))
 
 
 def test_interrupt_during_a_call_is_raised_and_the_next_epoch_is_complete():
-    main = threading.main_thread().ident
+    main_thread_id = threading.main_thread().ident
     calls = []
 
     def interrupt_in_second_call() -> None:
         calls.append(1)
         if len(calls) == 2:
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main_thread_id, signal.SIGINT)
 
     with decoding_with(before=interrupt_in_second_call), make_loader() as loader:
         with pytest.raises(KeyboardInterrupt):
@@ -96,7 +96,7 @@ def test_interrupt_during_a_call_is_raised_and_the_next_epoch_is_complete():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_fork_during_a_call_leaves_a_child_that_ends_and_a_parent_that_continues():
     gate = Gate(stopped_call=2)
-    with stopped(gate) as (loader, iterator, batches):
+    with stopped_at(gate) as (loader, iterator, batches):
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -119,18 +119,18 @@ def test_exit_of_the_interpreter_during_a_call_waits_for_it(tmp_path: Path):
         import atexit, sys, threading
         atexit.register(lambda: context.__exit__(None, None, None))  # called last, after gpuload has closed the session
         sys.path[:0] = sys.argv[1:]
-        from stage.decode.gate import Gate, open_after_closing_has_begun, stopped
+        from stage.decode.gate import Gate, open_after_closing_has_begun, stopped_at
 
         gate = Gate(stopped_call=2)
-        context = stopped(gate)
+        context = stopped_at(gate)
         loader, _, _ = context.__enter__()
         steps = loader._session.steps
         threading.Thread(target=open_after_closing_has_begun, args=[steps, gate], daemon=True).start()
         """)
     )
     tests = Path(__file__).parent.parent.parent
-    run = [sys.executable, str(program), str(tests.parent), str(tests)]
-    result = subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    command = [sys.executable, str(program), str(tests.parent), str(tests)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -151,21 +151,21 @@ def test_threads_run_only_while_the_device_decodes(where, count):
     assert not decoding_threads()
 
 
-@pytest.mark.parametrize(("held", "nbytes", "is_alone"), [(60, 60, False), (10, 20, True)])
-def test_reserve_waits_for_memory_or_until_it_is_alone(held, nbytes, is_alone):
-    memory, order = DecodedMemory(100), []
-    memory.reserve(held)
+@pytest.mark.parametrize(("reserved_bytes", "nbytes", "is_alone"), [(60, 60, False), (10, 20, True)])
+def test_reserve_waits_for_memory_or_until_it_is_alone(reserved_bytes, nbytes, is_alone):
+    memory, events = DecodedMemory(100), []
+    memory.reserve(reserved_bytes)
 
     def reserve() -> None:
-        order.append(("reserved", memory.reserve(nbytes, is_alone=is_alone)))
+        events.append(("reserved", memory.reserve(nbytes, is_alone=is_alone)))
         memory.release(nbytes)
 
     thread = threading.Thread(target=reserve)
     await_waiting_thread(memory, thread)
-    order.append("released")
-    memory.release(held)
+    events.append("released")
+    memory.release(reserved_bytes)
     thread.join(LIMIT_S)
-    assert order == ["released", ("reserved", 0)]
+    assert events == ["released", ("reserved", 0)]
 
 
 def test_child_that_is_forked_while_messages_are_captured_prints_to_standard_error():

@@ -44,19 +44,18 @@ def compile_kernel(function, images="*bf16", options=None, capability=80, **cons
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     constants = {(names.index(name),): value for name, value in constants.items()}
     # As at a launch, whose arrays begin at multiples of 16 bytes.
-    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name].startswith("*")}
+    aligned = {
+        (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if signature[name].startswith("*")
+    }
     source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
     options = {"enable_fp_fusion": False, **(options or {})}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert (
-        "st.global" in compiled.asm["ptx"]
-        or "red.global" in compiled.asm["ptx"]
-        or "atom.global" in compiled.asm["ptx"]
-    )
+    ptx = compiled.asm["ptx"]
+    assert re.search(r"\b(?:st|red|atom)\.global", ptx), f"{compiled.metadata.name} writes nothing"
     if function is kernel.one_pass:
         # Hints about pairs (see geometry.py) must not make the compiler access two pixels at once.
-        pixels = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", compiled.asm["ptx"])
-        assert not pixels, pixels
+        accesses_to_pairs = re.findall(r"(?:st|ld)\.global\.v\d\.[a-z]8|st\.global\.v|ld\.global\.v2", ptx)
+        assert not accesses_to_pairs, accesses_to_pairs
     print(compiled.metadata.name, flush=True)
     return compiled
 
@@ -74,10 +73,10 @@ for kind, filters in ((jobs.RESIZE, ALL_FILTERS), (jobs.BLUR, 0)):
     compile_kernel(separable._weigh, GEOMETRY=kind, FILTERS=filters, ROWS=8, COLUMNS=32, options={"num_warps": 1})
 ALL_OPERATIONS = (1 << len(OPS) + 1) - 1  # and the erasing of boxes
 tile = {"CHANNELS": 3, "OUT_CHANNELS": 3, "ROWS": 8, "COLUMNS": 32}
-plain = {**tile, "FILTERS": BILINEAR, "OPERATIONS": 0, "ERASES": False}
+no_operations = {**tile, "FILTERS": BILINEAR, "OPERATIONS": 0, "ERASES": False}
 for kind in (jobs.COPY, jobs.WARP, jobs.BLUR, jobs.SHARPNESS):
     options = kernel.compiler_options(kind, warps=1)
-    constants = {**plain, "FILTERS": ALL_FILTERS, "GEOMETRY": kind, "OUT_COLUMN": 3, "FINISHED": False}
+    constants = {**no_operations, "FILTERS": ALL_FILTERS, "GEOMETRY": kind, "OUT_COLUMN": 3, "FINISHED": False}
     compile_kernel(kernel.one_pass, "*u8", options, **constants)
 for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
     constants = {**tile, "CHANNELS": channels, "OUT_CHANNELS": out_channels, "OPERATIONS": ALL_OPERATIONS}
@@ -86,11 +85,11 @@ for channels, out_channels, images in ((1, 1, "*fp32"), (3, 1, "*bf16")):
 # The longest passes of most recipes: threads exchange nothing, and all numbers stay in registers.
 all_operations = {**tile, "FILTERS": ALL_FILTERS, "OPERATIONS": ALL_OPERATIONS, "ERASES": True}
 for capability, kind, options_of_pass, column in (
-    (80, jobs.RESIZE, plain, 1),
-    (90, jobs.RESIZE, plain, 1),
-    (90, jobs.RESIZE, plain, 3),
+    (80, jobs.RESIZE, no_operations, 1),
+    (90, jobs.RESIZE, no_operations, 1),
+    (90, jobs.RESIZE, no_operations, 3),
     (90, jobs.RESIZE, all_operations, 1),
-    (90, jobs.RESIZE, plain, 0),
+    (90, jobs.RESIZE, no_operations, 0),
     (90, jobs.COPY, all_operations, 0),
     (90, jobs.COPY, all_operations, 3),
 ):
@@ -105,13 +104,13 @@ for capability, kind, options_of_pass, column in (
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     stack = int(re.search(r" STACK:(\d+) ", usage)[1])
-    assert stack <= 16, usage  # 0 with Triton 3.4 to 3.7, 8 bytes of one kernel with 3.9
+    assert stack <= 16, usage  # 0 bytes with Triton 3.4 to 3.7; with 3.9, one kernel has 8 bytes
     assert " LOCAL:0 " in usage, usage
 
 
-# The kernels compiled when a session starts are those that launches need: Triton's keys are the same.
+# The kernels compiled when a session starts have the same keys in Triton's cache as the kernels that launches need.
 class Driver:
-    """A driver of a GPU that this machine need not have."""
+    """A driver for a GPU that this machine need not have."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -130,20 +129,20 @@ triton.runtime.driver.set_active(Driver())
 result_format = ResultFormat((3, 3), torch.float16, 3, (True,))
 outlines = [T.RandomErasing().outline[0], T.MixUp(num_classes=2).outline[0]]
 finishing = variants.late_variants([outlines], result_format=result_format)
-known = finishing | variants.level_variants(
+session_variants = finishing | variants.level_variants(
     [T.Resize(9).outline, T.ColorJitter(contrast=1).outline], result_format=result_format, tile=TILE
 )
-passes = [
-    variant for variant in known if variant.kernel == "one_pass"
-]  # they take seconds, and differ in constants alone
-plain_pass = next(one for one in passes if not dict(one.options)["ERASES"] and one.args[-1] == torch.uint8)
-for variant in {*known} - {*passes} | {plain_pass}:
+# Passes take seconds to compile, and differ only in constants, so one pass is enough.
+passes = [variant for variant in session_variants if variant.kernel == "one_pass"]
+without_erasing = [variant for variant in passes if not dict(variant.options)["ERASES"]]
+pass_without_erasing = next(variant for variant in without_erasing if variant.args[-1] == torch.uint8)
+for variant in {*session_variants} - {*passes} | {pass_without_erasing}:
     function, options = variants.KERNELS[variant.kernel], dict(variant.options)
     function.warmup(*variant.args, grid=(1, 1), **options)
     compiled_kernels = len(function.device_caches[0][0])
-    numbers = [torch.empty(64, dtype=arg) if isinstance(arg, torch.dtype) else arg for arg in variant.args]
-    function.warmup(*numbers, grid=(1, 1), **options)
+    arguments = [torch.empty(64, dtype=arg) if isinstance(arg, torch.dtype) else arg for arg in variant.args]
+    function.warmup(*arguments, grid=(1, 1), **options)
     for height in (1, 16, 32, 224, 7):
-        function.warmup(*(height if arg is variants.NUMBER else arg for arg in numbers), grid=(1, 1), **options)
+        function.warmup(*(height if arg is variants.NUMBER else arg for arg in arguments), grid=(1, 1), **options)
     assert len(function.device_caches[0][0]) == compiled_kernels, f"a launch of {variant} would compile another kernel"
 print("variants", flush=True)

@@ -1,6 +1,6 @@
 """Kernels read no byte outside an image: the memory before and after an image cannot be accessed.
 
-The test runs in a process of its own, which such a read would end.
+The test runs in a separate process, because such a read would end it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CHAINS = (
 )
 for height, width, channels in ((19, 37, 3), (4, 3, 1)):
     size = height * width * channels
-    # The first at the beginning, the second at the end.
+    # The first image is at the beginning of the accessible memory, and the second at its end.
     offsets = np.array([0, len(accessible) - size])
     shapes, sizes = np.tile([[height, width, channels]], (2, 1)), np.tile([[height, width]], (2, 1))
     regions = np.tile([[0, 0, height, width]], (2, 1))

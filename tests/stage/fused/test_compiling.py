@@ -1,6 +1,6 @@
 """All kernels compile for CUDA without a GPU; the interpreter accepts code that the compiler does not.
 
-The test runs in a process of its own, since Triton has no compiler in a process that interprets.
+The test runs in a separate process, because Triton has no compiler in a process that interprets kernels.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def test_compile_all_compiles_each_kernel_for_cuda(tmp_path):
     command = [sys.executable, Path(__file__).with_name("compile_all.py")]
     completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert completed.returncode == 0, completed.stderr[-3000:]
-    # The script prints the names of 26 kernels, and "variants" if launches compile no others.
+    # The script prints the names of 26 kernels, and "variants" if launches compile no further kernel.
     assert len(completed.stdout.split()) == 27, "count the kernels that tests/stage/fused/compile_all.py compiles"

@@ -1,4 +1,4 @@
-"""Constants of kernels, and rounding in kernels as in torch, in the interpreter too."""
+"""Constants of kernels equal the constants of jobs, and kernels round like torch, even in the interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuload.transforms.program.fusing import jobs
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_constants_of_the_kernels_equal_those_of_jobs():
+def test_constants_of_the_kernels_equal_the_constants_of_jobs():
     constants = {name: value.value for name, value in vars(pixels).items() if isinstance(value, tl.constexpr)}
     assert constants.pop("INTERPRETED") in (True, False)
     assert constants.pop("OPERATION_COUNT") == jobs.OPERATIONS
@@ -30,21 +30,21 @@ def test_constants_of_the_kernels_equal_those_of_jobs():
 
 
 @triton.jit
-def cast(numbers_ptr, results_ptr, SIZE: tl.constexpr):
+def round_numbers(numbers_ptr, results_ptr, SIZE: tl.constexpr):
     indices = tl.arange(0, SIZE)
     tl.store(results_ptr + indices, round_to(tl.load(numbers_ptr + indices), results_ptr.dtype.element_ty))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8], ids=str)
-def test_round_to_rounds_as_torch(dtype):
+def test_round_to_rounds_like_torch(dtype):
     rng = np.random.default_rng(0)
     if dtype == torch.uint8:
         numbers = torch.from_numpy(rng.uniform(0, 256, 4096).astype(np.float32))
     else:
-        kinds = rng.normal(size=2048), rng.normal(scale=1e-3, size=1024), rng.integers(-300, 300, 1022), (0.0, -0.0)
-        numbers = torch.from_numpy(np.concatenate(kinds).astype(np.float32))
-        # Numbers in the middle between two numbers of eight bits are rounded to the even one.
-        numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * 1.00390625)
+        parts = rng.normal(size=2048), rng.normal(scale=1e-3, size=1024), rng.integers(-300, 300, 1022), (0.0, -0.0)
+        numbers = torch.from_numpy(np.concatenate(parts).astype(np.float32))
+        # Half of these numbers are in the middle between two bfloat16 numbers, and are rounded to the even one.
+        numbers[:512] = torch.from_numpy(np.arange(256, 768).astype(np.float32) / 256 * (1 + 2**-8))
     rounded = torch.empty(4096, dtype=dtype, device=DEVICE)
-    cast[(1,)](numbers.to(DEVICE), rounded, SIZE=4096)
+    round_numbers[(1,)](numbers.to(DEVICE), rounded, SIZE=4096)
     assert torch.equal(rounded.cpu().view(torch.uint8), numbers.to(dtype).view(torch.uint8))

@@ -1,4 +1,4 @@
-"""Operations on single pixels in a kernel: the levels of the reference, in any order of operations."""
+"""Operations on single pixels in a kernel give the levels of the reference, in any order of operations."""
 
 # Outside kernels, calls of a kernel's function raise, so type checkers report them.
 # pyright: reportGeneralTypeIssues=false
@@ -18,7 +18,7 @@ from gpuload.transforms.program.fusing.passes import ERASE_BOX, POINTWISE
 from gpuload.transforms.program.ops import OPS, VALUES, code
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-LOOKED_UP = ("contrast", "equalize", "autocontrast")
+TABLE_OPERATIONS = ("contrast", "equalize", "autocontrast")
 
 
 @triton.jit
@@ -34,7 +34,6 @@ def apply_operations(
     CHANNELS: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """Apply all operations to one image C×H×W of float32."""
     ys = tl.arange(0, SIDE)
     xs = tl.arange(0, SIDE)
     inside = (ys[:, None] < height) & (xs[None, :] < width)
@@ -56,8 +55,8 @@ def apply_operations(
         tl.store(pointers + 2 * plane, blue, inside)
 
 
-def run(image: np.ndarray, operations, tables=None) -> np.ndarray:
-    """Apply operations (code, values …) to an image C×H×W."""
+def run_kernel(image: np.ndarray, operations, tables=None) -> np.ndarray:
+    """Apply operations (code, values …) to a C×H×W image by the kernel."""
     channels, height, width = image.shape
     levels = torch.from_numpy(image.astype(np.float32)).to(DEVICE)
     values = np.zeros((len(operations), VALUES))
@@ -102,9 +101,9 @@ def varied_images(channels: int = 3) -> list[np.ndarray]:
     ]
 
 
-# Factors in steps, as in policies: their products with integers are next to integers.
+# Round factors, as in policies, because their products with integers are close to integers.
 FACTORS = (0.0, 1e-7, 0.1, 0.3, 0.49999997, 0.5, 0.7, 1.0, 1.12, 1.3, 1.6, 1.7, 1.9, 3.0)
-CASES = [
+OPERATION_CASES = [
     *[("brightness", factor) for factor in FACTORS],
     *[("saturation", factor) for factor in FACTORS],
     *[("hue", factor) for factor in (-0.5, -0.1, -0.001, 0.0, 0.002, 0.02, 0.1, 0.37, 0.5)],
@@ -118,13 +117,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", list(dict.fromkeys(name for name, *_ in CASES)))
+@pytest.mark.parametrize("name", list(dict.fromkeys(name for name, *_ in OPERATION_CASES)))
 def test_operate_gives_the_levels_of_the_reference(name, channels):
-    for kind, *values in CASES:
-        for image in varied_images(channels) if kind == name else []:
+    for case_name, *values in OPERATION_CASES:
+        for image in varied_images(channels) if case_name == name else []:
             operation = [(code(name), *values)]
             np.testing.assert_array_equal(
-                run(image, operation), reference_levels(image, operation), str((kind, values))
+                run_kernel(image, operation), reference_levels(image, operation), str((case_name, values))
             )
 
 
@@ -132,14 +131,14 @@ def test_saturation_rounds_both_its_product_and_its_sum():
     """Rounding only the sum would change 1070 of the 65,536 pairs with a factor of 1.6, and 701 with 1.7."""
     reds, grays = np.meshgrid(np.arange(256), np.arange(256))
     gray = grays.astype(np.uint8)
-    # Green and blue make the luma the gray level, or nearly.
+    # With these levels of green and blue, the luma is the gray level, or close to it.
     green_and_blue = np.clip(np.rint((gray - 0.299 * reds) / 0.701), 0, 255)
     image = np.stack([reds, green_and_blue, green_and_blue]).astype(np.uint8)
     for factor in (1.6, 1.7):
-        # For a block of 256×256, hundreds of levels in a thread, Triton would take minutes to compile.
+        # Triton would take minutes to compile a block of 256×256, which has hundreds of levels per thread.
         for part in (part for rows in np.split(image, 4, axis=1) for part in np.split(rows, 4, axis=2)):
             operation = [(code("saturation"), factor)]
-            np.testing.assert_array_equal(run(part, operation), reference_levels(part, operation))
+            np.testing.assert_array_equal(run_kernel(part, operation), reference_levels(part, operation))
 
 
 def test_hue_of_gray_pure_and_mixed_colors_gives_the_levels_of_the_reference():
@@ -147,7 +146,7 @@ def test_hue_of_gray_pure_and_mixed_colors_gives_the_levels_of_the_reference():
     colors = np.stack(np.meshgrid(steps, steps, steps)).reshape(3, 16, 32)
     for factor in (0.0, 1 / 255, 0.25, -0.25, 0.4999):
         operation = [(code("hue"), factor)]
-        np.testing.assert_array_equal(run(colors, operation), reference_levels(colors, operation))
+        np.testing.assert_array_equal(run_kernel(colors, operation), reference_levels(colors, operation))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -166,19 +165,19 @@ def test_operate_applies_operations_in_any_order(channels):
     for _ in range(4):
         order = [operations[number] for number in rng.permutation(len(operations))]
         without_identity = [entry for entry in order if entry[0] != code("identity")]
-        results.append(run(image, order))
+        results.append(run_kernel(image, order))
         np.testing.assert_array_equal(results[-1], reference_levels(image, without_identity))
-    assert any((result != results[0]).any() for result in results[1:])
+    assert len({result.tobytes() for result in results}) > 1, "the order of operations has no effect"
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("name", TABLE_OPERATIONS)
 def test_operate_looks_levels_up_in_tables(name, channels):
     image = varied_images(channels)[0]
     counts = torch.stack([torch.bincount(torch.from_numpy(plane).ravel().long(), minlength=256) for plane in image])
     tables = torch.zeros(1, 3, 256, dtype=torch.uint8)
     tables[0, :channels] = equalize_table(counts).to(torch.uint8)
-    result = run(image, [(code(name),)], tables)
+    result = run_kernel(image, [(code(name),)], tables)
     np.testing.assert_array_equal(result, reference_levels(image, [(code("equalize"),)]))
 
 
@@ -189,20 +188,20 @@ def test_operate_erases_a_box_of_levels(channels, box):
     color = (7, 99, 255)[:channels]
     top, left, height, width = box
     expected_levels = image.astype(np.float32)
-    inside = expected_levels[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-    inside[:] = np.array(color)[:, None, None]
-    np.testing.assert_array_equal(run(image, [(ERASE_BOX, *box, *color)]), expected_levels)
+    box_levels = expected_levels[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    box_levels[:] = np.array(color)[:, None, None]
+    np.testing.assert_array_equal(run_kernel(image, [(ERASE_BOX, *box, *color)]), expected_levels)
 
 
 def test_operate_changes_the_image_for_each_pointwise_operation_except_identity():
     assert ERASE_BOX not in range(len(OPS))
-    others = {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
-    assert set(OPS) - set(POINTWISE) == others, (
+    not_pointwise = {"sharpness", "blur", "noise", "jpeg", "warp", "pillow_blur"}
+    assert set(OPS) - set(POINTWISE) == not_pointwise, (
         "add a new operation to POINTWISE in gpuload/transforms/program/fusing/passes.py, or to `others` in this test"
     )
     values = {"brightness": (0.5,), "saturation": (0.2,), "hue": (0.3,), "solarize": (90,), "posterize": (2,)}
     values |= {"permute": (2, 0, 1), "solarize_add": (128, 40)}
     for name in POINTWISE:
         image = varied_images()[0]
-        result = run(image, [(code(name), *values.get(name, ()))])  # tables are all 0
+        result = run_kernel(image, [(code(name), *values.get(name, ()))])  # tables are all 0
         assert (result == image).all() == (name == "identity"), name

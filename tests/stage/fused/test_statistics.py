@@ -1,4 +1,4 @@
-"""Level tables of contrast, equalize and autocontrast in kernels: the reference's for each level."""
+"""Level tables of contrast, equalize and autocontrast in kernels equal the reference's for each level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def varied_images(channels: int) -> list[np.ndarray]:
-    """Generate H×W×C images: random, of one color, nearly black, bright, of two levels, and of one pixel or few."""
+    """Generate H×W×C images: random, of one color, nearly black, bright, of two levels, and of one or few pixels."""
     rng = np.random.default_rng(channels)
     return [
         rng.integers(0, 256, (61, 47, channels), np.uint8),
@@ -32,7 +32,7 @@ def varied_images(channels: int) -> list[np.ndarray]:
 
 
 def make_tables(images: list[np.ndarray], names: list[str], factors: list[float], gap: int = 0) -> np.ndarray:
-    """Return the tables of images stored one after the other."""
+    """Make the tables of images stored one after another, with `gap` unused bytes before each image."""
     jobs, parts, offset = [], [], 0
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
@@ -51,7 +51,7 @@ def make_tables(images: list[np.ndarray], names: list[str], factors: list[float]
 
 
 def apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the image's levels after the table, C×H×W."""
+    """Look the image's levels up in its table, C×H×W."""
     return np.stack([row[plane] for row, plane in zip(table, image.transpose(2, 0, 1), strict=False)])
 
 
@@ -84,17 +84,19 @@ def test_level_tables_equal_the_references_for_absent_levels_too(channels):
 
 
 def test_autocontrast_tables_equal_the_references_for_all_ranges():
-    """An image of two pixels has a pair of ends in each of its three channels."""
-    ends = np.array([(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)])
-    ends = ends[: len(ends) // 3 * 3].reshape(-1, 3, 2)
-    images = list(ends.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
+    """Each channel of an image of two pixels has one range."""
+    lowest_and_highest = np.array(
+        [(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)]
+    )
+    lowest_and_highest = lowest_and_highest[: len(lowest_and_highest) // 3 * 3].reshape(-1, 3, 2)
+    images = list(lowest_and_highest.transpose(0, 2, 1)[:, None].astype(np.uint8))  # 1 × 2 × 3
     tables = make_tables(images, ["autocontrast"] * len(images), [0.0] * len(images))
-    bounds = torch.from_numpy(ends.astype(np.float64))
+    bounds = torch.from_numpy(lowest_and_highest.astype(np.float64))
     np.testing.assert_array_equal(tables, stretch_table(bounds[..., 0], bounds[..., 1]).numpy())
 
 
 def test_level_tables_of_several_operations_and_sizes_equal_the_references():
-    """Images that need several programs and rounds are between small ones, with gaps."""
+    """Images that need several programs and rounds are stored between small images, with gaps."""
     rng = np.random.default_rng(0)
     sizes = [(64, 64), (9, 1), (181, 193), (150, 90), (2, 31)]
     names = ["equalize", "contrast", "contrast", "autocontrast", "equalize"]
@@ -112,21 +114,20 @@ def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypat
     names, factors = ["equalize"] * len(images), [0.0] * len(images)
     expected_tables, grids = make_tables(images, names, factors), []
 
-    class Watched:
+    class RecordedKernel:
         def __getitem__(self, grid: tuple[int, int]):
             grids.append(grid)
             return count[grid]
 
     count = statistics._count
-    monkeypatch.setattr(statistics, "_count", Watched())
+    monkeypatch.setattr(statistics, "_count", RecordedKernel())
     monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
     np.testing.assert_array_equal(make_tables(images, names, factors), expected_tables)
     assert grids == [(4, 3), (4, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_level_tables_of_mirrored_and_turned_planes_equal_those_of_interleaved_images(channels):
-    """Counts do not depend on the order of pixels."""
+def test_level_tables_of_mirrored_and_turned_planes_equal_the_tables_of_interleaved_images(channels):
     images, name = varied_images(channels), "equalize"
     expected_tables = make_tables(images, [name] * len(images), [0.0] * len(images))
     batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)
@@ -134,12 +135,12 @@ def test_level_tables_of_mirrored_and_turned_planes_equal_those_of_interleaved_i
     for number, image in enumerate(images):
         height, width = image.shape[:2]
         batch[:channels, :height, number, :width] = torch.from_numpy(image.transpose(2, 0, 1).copy())
-        first, (h, w), steps = number * batch.stride(2), (height, width), (row, column)
+        offset, (h, w), steps = number * batch.stride(2), (height, width), (row, column)
         if number % 3 == 1:
-            first, steps = first + (height - 1) * row + (width - 1) * column, (-row, -column)
+            offset, steps = offset + (height - 1) * row + (width - 1) * column, (-row, -column)
         elif number % 3 == 2:
             (h, w), steps = (width, height), (column, row)
-        jobs.append((first, h, w, code(name), *steps, batch.stride(0), 0))
+        jobs.append((offset, h, w, code(name), *steps, batch.stride(0), 0))
     jobs_on_device, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
     max_pixels = max(image.shape[0] * image.shape[1] for image in images)
     tables = statistics.make_level_tables(

@@ -39,10 +39,9 @@ KERNEL_FUNCTIONS = {
 
 
 def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what Triton compiles a kernel again for.
+    """Return the properties of a launch for which Triton compiles a kernel again.
 
-    These are constants and options, types of pointers and whether they are aligned, and whether numbers are 1 or
-    divisible by 16.
+    These are constants and options, the types and alignment of pointers, and whether numbers are 1 or divisible by 16.
     """
     unspecialized = kernel.kwargs["do_not_specialize"] or []
     unaligned = kernel.kwargs["do_not_specialize_on_alignment"] or []
@@ -59,7 +58,7 @@ def specialization(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) 
 
 
 class RecordedKernel:
-    """A kernel whose launches are recorded and not run."""
+    """A kernel whose launches are recorded instead of run."""
 
     def __init__(self, kernel: Any, launched: set[Any]) -> None:
         self.kernel, self.launched = kernel, launched
@@ -96,7 +95,7 @@ def compiled(monkeypatch) -> set[Any]:
     return specializations
 
 
-def batches(options: dict[str, Any]) -> Iterator[Any]:
+def load_three_epochs(options: dict[str, Any]) -> Iterator[Any]:
     loader_options = {"batch_size": 4, "device": "cpu", "backend": "fused", **options, "num_workers": 0}
     with warnings.catch_warnings(), gl.Loader(loader_options.pop("dataset"), **loader_options) as loader:
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -104,14 +103,14 @@ def batches(options: dict[str, Any]) -> Iterator[Any]:
             yield from loader
 
 
-FUSED = [name for name, case in CASES.items() if "fused" in case.runs and case.drive is None]
-# Without a Normalize that shows it, these images have one channel.
-GRAY = ("grey", "several_images")
+KERNEL_CASES = [name for name, case in CASES.items() if "fused" in case.runs and case.drive is None]
+# Images of one channel, in chains without a Normalize that shows the number of channels.
+GRAY_CASES = ("grey", "several_images")
 
 
-@pytest.mark.parametrize("name", [name for name in FUSED if name not in GRAY])
+@pytest.mark.parametrize("name", [name for name in KERNEL_CASES if name not in GRAY_CASES])
 def test_session_of_each_case_compiles_all_kernels_it_launches(launched, compiled, name):
-    for _ in batches(CASES[name].make(Samples(small=True))):
+    for _ in load_three_epochs(CASES[name].make(Samples(small=True))):
         pass
     assert launched - compiled == set()
 
@@ -122,7 +121,7 @@ CHAINS = {
         T.Resize((16, 16)),
     ],
     "any order": [T.RandomOrder([T.RandomSolarize(99), T.RandomAutocontrast(), T.RandomRotation(9)]), T.CenterCrop(12)],
-    "one of them": [
+    "random choice": [
         T.RandomResizedCrop(16),
         T.RandomChoice([T.RandAugment(2), T.TrivialAugmentWide(), T.RandomCrop(16, padding=4)]),
     ],
@@ -133,17 +132,17 @@ CHAINS = {
         T.RandomTranspose(),
         T.RandomEqualize(),
     ],
-    "nothing but crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
-    "a crop of more than there is": [T.Resize(12), T.CenterCrop(16)],
+    "only crops": [T.RandomCrop(12), T.RandomVerticalFlip()],
+    "a crop larger than the image": [T.Resize(12), T.CenterCrop(16)],
     "a crop after a turn": [T.Resize((20, 10)), T.RandomTranspose(0.5), T.CenterCrop((20, 10))],
     "colors first": [T.RandomPhotometricDistort(), T.RandomZoomOut(side_range=(1, 2)), T.Resize((16, 16))],
-    "a call for some": [
+    "a Lambda for some images": [
         T.RandomResizedCrop(16),
         T.RandomOrder([T.RandomApply([T.Lambda(torch.neg, per="image")]), T.GaussianBlur(3), T.RandomEqualize()]),
     ],
-    "a call for all": [T.Resize((16, 16)), T.Lambda(torch.neg), T.RandomAutocontrast(), T.GaussianBlur(3)],
+    "a Lambda for all images": [T.Resize((16, 16)), T.Lambda(torch.neg), T.RandomAutocontrast(), T.GaussianBlur(3)],
 }
-ENDS = {
+CONVERSIONS = {
     "levels": [],
     "floats": [NORMALIZE],
     "erased": [NORMALIZE, T.RandomErasing(p=0.3)],
@@ -153,12 +152,11 @@ ENDS = {
 }
 
 
-@matrix(chain=CHAINS, end=ENDS, layout=["contiguous_format", "channels_last"])
+@matrix(chain=CHAINS, conversion=CONVERSIONS, memory_format=["contiguous_format", "channels_last"])
 def test_prepare_compiles_all_kernels_for_any_batch_size_and_draw(
-    launched, compiled, make_images, make_batch, chain, end, layout
+    launched, compiled, make_images, make_batch, chain, conversion, memory_format
 ):
-    """Batches have one image or four, of many sizes."""
-    chain, stage = prepare([*CHAINS[chain], *ENDS[end]], memory_format=layout)
+    chain, stage = prepare([*CHAINS[chain], *CONVERSIONS[conversion]], memory_format=memory_format)
     for first in range(12):
         images = make_images(first, 1 + 3 * (first % 2), low=16, high=30)
         stage(*make_batch(chain, images, first=5 * first))
@@ -190,15 +188,15 @@ def test_prepare_compiles_all_kernels_for_any_epoch(launched, compiled, make_ima
     assert launched - compiled == set()
 
 
-SIZE = 8
-# The images of the recipes: some need no resize, some no crop, and some are smaller than the result.
-SIZES = [(SIZE, SIZE), (SIZE + 1, SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]
+RESULT_SIZE = 8
+# Of these images, some need no resize, some need no crop, and some are smaller than the result.
+IMAGE_SIZES = [(RESULT_SIZE, RESULT_SIZE), (RESULT_SIZE + 1, RESULT_SIZE + 1), (5, 5), (5, 20), (20, 6), (30, 30)]
 
 
-@pytest.mark.parametrize("name", recipes(SIZE))
+@pytest.mark.parametrize("name", recipes(RESULT_SIZE))
 def test_prepare_compiles_only_kernels_that_a_recipe_launches(launched, compiled, make_batch, name):
-    chain, stage = prepare([*recipes(SIZE)[name], NORMALIZE])
-    images = [np.zeros((*size, 3), np.uint8) for size in SIZES] * 16
+    chain, stage = prepare([*recipes(RESULT_SIZE)[name], NORMALIZE])
+    images = [np.zeros((*size, 3), np.uint8) for size in IMAGE_SIZES] * 16
     for batch in range(12):
         stage(*make_batch(chain, images, first=batch * len(images)))
     assert launched <= compiled
@@ -208,25 +206,25 @@ def test_prepare_compiles_only_kernels_that_a_recipe_launches(launched, compiled
 
 def test_loader_compiles_kernels_before_its_first_batch(compiled):
     images = [gl.Image(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy())] * 4
-    next(iter(batches({"dataset": images, "transforms": [T.Resize(8)]})))
+    next(iter(load_three_epochs({"dataset": images, "transforms": [T.Resize(8)]})))
     assert compiled
 
 
-@pytest.mark.parametrize(("terminal", "quiet_s"), [(True, 1e9), (True, -1), (False, -1)])
-def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, terminal, quiet_s):
+@pytest.mark.parametrize(("is_terminal", "quiet_s"), [(True, 1e9), (True, -1), (False, -1)])
+def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, is_terminal, quiet_s):
     compiled_numbers: list[Any] = []
     stderr = io.StringIO()
-    stderr.isatty = lambda: terminal
+    stderr.isatty = lambda: is_terminal
     kernel_of_all = SimpleNamespace(device_caches=defaultdict(tuple))
 
-    class Slow:
+    class SlowVariant:
         kernel = "slow"
 
         def __init__(self, number: int) -> None:
             self.number = number
 
         def compile(self) -> None:
-            assert set(kernel_of_all.device_caches) == {0}, "made by two threads, one would be lost"
+            assert set(kernel_of_all.device_caches) == {0}, "two threads could create the cache, and one would be lost"
             compiled_numbers.append(self.number)
             if self.number == 1:
                 raise RuntimeError("a failure here is raised again by the launch")
@@ -236,6 +234,6 @@ def test_compile_all_shows_progress_in_a_terminal_after_quiet_s(monkeypatch, ter
     monkeypatch.setitem(variants.KERNELS, "slow", kernel_of_all)
     monkeypatch.setattr(torch.accelerator, "device_index", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(sys, "stderr", stderr)
-    variants.compile_all([Slow(number) for number in range(3)], torch.device("cuda:0"))  # pyright: ignore
+    variants.compile_all([SlowVariant(number) for number in range(3)], torch.device("cuda:0"))  # pyright: ignore
     assert sorted(compiled_numbers) == [0, 1, 2]
-    assert ("compiling kernels, 3 of 3" in stderr.getvalue()) == (terminal and quiet_s < 0)
+    assert ("compiling kernels, 3 of 3" in stderr.getvalue()) == (is_terminal and quiet_s < 0)

@@ -1,4 +1,4 @@
-"""Which transforms Kornia runs, which torch runs instead and why, and the error if Kornia is not installed."""
+"""The transforms that Kornia runs, the reasons why torch runs all others, and the error if Kornia is not installed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ UNSUPPORTED_TRANSFORMS = [
 
 
 @pytest.mark.parametrize(("transform", "reason"), UNSUPPORTED_TRANSFORMS, ids=str)
-def test_plan_gives_the_reason_for_other_transforms(transform, reason):
+def test_plan_gives_the_reason_for_unsupported_transforms(transform, reason):
     plan = compile_stage(T.Chain([transform, T.RandomInvert()]), device=CPU, backend="kornia").plan
     assert [step.backend for step in plan.steps] == ["torch", "kornia"]
     assert plan.steps[0].reason.startswith(reason)
@@ -87,7 +87,7 @@ def test_plan_gives_the_reason_for_other_transforms(transform, reason):
     ],
     ids=str,
 )
-def test_plan_says_that_kornia_does_not_antialias(transform, note):
+def test_plan_notes_that_kornia_does_not_antialias(transform, note):
     plan = compile_stage(T.Chain([transform, NORMALIZE]), device=CPU, backend="kornia").plan
     assert [(step.backend, step.reason) for step in plan.steps] == [("kornia", note), ("kornia", None)]
 
@@ -105,12 +105,12 @@ def test_torch_changes_finished_images_after_its_own_steps(transforms, backends)
     """Kornia changes finished images only in the pass that finishes them."""
     steps = compile_stage(T.Chain(transforms), device=CPU, backend="kornia").plan.steps
     assert [step.backend for step in steps] == backends
-    if len(steps) == 5:
+    if len(steps) == 5:  # the first case
         in_place = "torch changes finished images in place"
         assert [step.reason for step in steps[2:]] == ["Kornia erases only with constants", in_place, in_place]
 
 
-ABSENT = """
+PROGRAM = """
 import sys
 import gpuload, gpuload.workers.main, torch
 from gpuload import transforms as T
@@ -131,10 +131,11 @@ print(KorniaBackend.unmet_requirement(torch.device("cpu")))
 
 @pytest.mark.processes
 def test_kornia_is_imported_only_by_its_backend_and_its_absence_raises():
-    first, second = run_python(ABSENT)[0].splitlines()
-    text = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
-    assert first.startswith(f"{text} (")
-    assert second == text
+    output, _ = run_python(PROGRAM)
+    error, requirement = output.splitlines()
+    expected = "the backend 'kornia' needs Kornia, which cannot be imported here; run `pip install 'gpuload[kornia]'`"
+    assert error.startswith(f"{expected} (")
+    assert requirement == expected
 
 
 def test_unmet_requirement_refuses_versions_of_kornia_before_0_9(monkeypatch):

@@ -1,4 +1,4 @@
-"""Kornia's operators give the bits of Kornia's functions, and do not change their input."""
+"""Kornia's operators are bit-identical to Kornia's functions, and do not change their input."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def random_images(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", sorted({*OPERATORS} - {"blur"}))
-def test_operators_give_the_bits_of_kornias_functions(name):
+def test_operators_are_bit_identical_to_kornias_functions(name):
     images, values = random_images(7, 3, 31, 37), make_values(name, 7)
-    before = images.clone()
+    original = images.clone()
     assert torch.equal(OPERATORS[name](images, values), call_kornia(name, images, values))
-    assert torch.equal(images, before)
+    assert torch.equal(images, original)
 
 
-def test_blur_gives_the_numbers_of_gaussian_blur2d():
-    """Not its bits: with several images, `gaussian_blur2d` convolves in another order."""
+def test_blur_is_close_to_gaussian_blur2d():
+    """The bits differ, because `gaussian_blur2d` convolves several images in another order."""
     images, values = random_images(4, 3, 31, 37), make_values("blur", 4)
     sigmas = torch.tensor(values[:, [3, 2]])
     expected = gaussian_blur2d(images.double(), (5, 9), sigmas).float()
@@ -95,17 +95,17 @@ def restored_threads():
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_bits_of_an_operator_do_not_depend_on_the_other_images(name, restored_threads):
+def test_bits_of_an_operator_do_not_depend_on_its_batch_or_threads(name, restored_threads):
     images, values = random_images(9, 3, 40, 44), make_values(name, 9)
     expected = OPERATORS[name](images, values)
-    for count in (1, 2):
-        torch.set_num_threads(count)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
         alone = [OPERATORS[name](images[[row]], values[[row]]) for row in range(9)]
         assert torch.equal(torch.cat(alone), expected)
 
 
 def test_contrast_of_a_large_image_does_not_depend_on_torchs_threads(restored_threads):
-    """torch splits the sum of a single large image between its threads."""
+    """torch divides the sum of a single large image among its threads."""
     image, values = random_images(1, 3, 512, 512), make_values("contrast", 2)
     values[:] = 1.7
     torch.set_num_threads(2)
@@ -151,7 +151,7 @@ def test_blur_wider_than_the_image_mirrors_it_repeatedly():
 
 
 def test_forward_matrices_invert_the_maps():
-    """A map to the right by 2 pixels and doubled in height shows pixel (3, 4) of the image at (5, 8½) of the result."""
+    """A shift by 2 pixels to the right and a doubled height move pixel (3, 4) of the image to (5, 8½) of the result."""
     coefficients = np.array([[1.0, 0, -2, 0, 0.5, 0, 0, 0]])
     [matrix] = forward_matrices(coefficients, np.zeros((1, 2), np.int64))
     np.testing.assert_allclose(matrix @ [3, 4, 1], [5, 8.5, 1])

@@ -1,12 +1,12 @@
-"""Chains give what their transforms give one by one, applied by Pillow to the complete image."""
+"""Chains are close to their transforms applied one by one, by Pillow, to the complete image."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from parity.color import operations
-from parity.geometry import geometry
+from parity.color import operations_oracle
+from parity.geometry import geometry_oracle
 from PIL import Image
 
 from gpuload import transforms as T
@@ -18,14 +18,14 @@ NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def apply_by_pillow(transform, params, row: int, image: np.ndarray) -> np.ndarray:
-    """Apply one transform to one image: by Pillow if the image is uint8, else in float64."""
+    """Apply one transform to one image, by Pillow if the image is uint8, and otherwise in float64."""
     if isinstance(transform, T.ToDtype):
         return image / (255 if transform.scale else 1)
     if isinstance(transform, T.Normalize):
         return (image / (255 if image.dtype == np.uint8 else 1) - transform.mean) / transform.std
     if image.dtype != np.uint8:  # only flips follow floats
         return image[:, ::-1] if params.flipped[row] else image
-    oracle = operations if isinstance(params, Ops) else geometry
+    oracle = operations_oracle if isinstance(params, Ops) else geometry_oracle
     return oracle(image, [(transform, params)], row)
 
 
@@ -39,7 +39,7 @@ def results_by_pillow(chain: T.Chain, draws: T.Program, images) -> list[np.ndarr
     return results
 
 
-def levels(tensor: torch.Tensor) -> np.ndarray:
+def to_float64_hwc(tensor: torch.Tensor) -> np.ndarray:
     return tensor.permute(1, 2, 0).to(torch.float64).numpy()
 
 
@@ -53,8 +53,8 @@ def test_evaluation_recipe_on_photographs_is_within_two_levels_of_pillow(photo_a
         top, left = round((height - 224) / 2), round((width - 224) / 2)
         resized = Image.fromarray(array).resize((width, height), Image.BILINEAR)
         expected = np.asarray(resized)[top : top + 224, left : left + 224].astype(int)
-        assert abs(levels(result[row]) - expected).max() <= 2
-    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all()  # only regions were decoded
+        assert abs(to_float64_hwc(result[row]) - expected).max() <= 2
+    assert (ragged.shapes[:, :2] < ragged.sizes_hw).any(axis=1).all(), "an entire image was decoded"
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -63,28 +63,30 @@ def test_training_recipe_on_photographs_is_within_two_levels_of_pillow(photo_arr
     ragged, draws = make_batch(chain, photo_arrays[:48])
     result = compile_stage(chain, device="cpu")(ragged, draws)
     for image, expected in zip(result, results_by_pillow(chain, draws, photo_arrays[:48]), strict=True):
-        assert abs(levels(image) - expected).max() <= 2
+        assert abs(to_float64_hwc(image) - expected).max() <= 2
 
 
 def random_chain(rng: np.random.Generator) -> T.Chain:
-    """Up to six transforms in any possible order."""
+    """Make a chain of one to five random transforms, a conversion, and sometimes a flip after it."""
     interpolation = str(rng.choice(["nearest", "bilinear", "bicubic"]))
-    side, other = (int(number) for number in rng.integers(8, 70, 2))
+    side, other_side = (int(number) for number in rng.integers(8, 70, 2))
     mode = str(rng.choice(["constant", "edge", "reflect", "symmetric"]))
-    menu = [
+    candidates = [
         T.Resize(side, interpolation),
-        T.Resize((side, other), interpolation),
-        T.CenterCrop((side, other)),
+        T.Resize((side, other_side), interpolation),
+        T.CenterCrop((side, other_side)),
         T.RandomCrop(side, padding=int(rng.integers(0, 9)), pad_if_needed=True, fill=(9, 99, 199), padding_mode=mode),
-        T.RandomResizedCrop((side, other), interpolation=interpolation),
+        T.RandomResizedCrop((side, other_side), interpolation=interpolation),
         T.RandomHorizontalFlip(),
         T.RandomVerticalFlip(),
         T.ColorJitter(0.3),
         T.ColorJitter(0.3, 0.3, 0.3),
     ]
-    chosen = [menu[i] for i in rng.choice(len(menu), rng.integers(1, 6))]
-    ends = [[], [NORMALIZE], [T.ToDtype("float32")], [T.ToDtype("float32", scale=True), NORMALIZE]]
-    return T.Chain([*chosen, *ends[rng.integers(4)], *([T.RandomHorizontalFlip()] if rng.random() < 0.2 else [])])
+    chosen = [candidates[i] for i in rng.choice(len(candidates), rng.integers(1, 6))]
+    conversions = [[], [NORMALIZE], [T.ToDtype("float32")], [T.ToDtype("float32", scale=True), NORMALIZE]]
+    return T.Chain(
+        [*chosen, *conversions[rng.integers(4)], *([T.RandomHorizontalFlip()] if rng.random() < 0.2 else [])]
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -93,30 +95,30 @@ def test_random_chains_are_close_to_pillow_and_the_same_in_regions(seed, make_im
     chain, images = random_chain(rng), make_images(seed, 5)
     ragged, draws = make_batch(chain, images, key=epoch_key(seed, 0))
     stage = compile_stage(chain, device="cpu", ragged="list")
-    result = stage(ragged, draws)
-    scale = np.ptp(levels_scale(chain))
+    results = stage(ragged, draws)
+    scale = np.ptp(values_of_0_and_1(chain))
     # Each resampling is within a level of Pillow's, and later transforms may amplify the difference.
-    steps = sum(isinstance(t, T.Resize | T.RandomResizedCrop) for t in chain)
-    jitters = sum(isinstance(t, T.ColorJitter) for t in chain)
-    limit = (1 + steps) * 1.7**jitters + jitters
-    for image, expected in zip(result, results_by_pillow(chain, draws, images), strict=True):
-        difference = abs(levels(image) - expected) / scale
+    resizes = sum(isinstance(transform, T.Resize | T.RandomResizedCrop) for transform in chain)
+    jitters = sum(isinstance(transform, T.ColorJitter) for transform in chain)
+    limit = (1 + resizes) * 1.7**jitters + jitters
+    for image, expected in zip(results, results_by_pillow(chain, draws, images), strict=True):
+        difference = abs(to_float64_hwc(image) - expected) / scale
         assert difference.shape == expected.shape
         assert difference.max() <= limit
-        assert difference.mean() <= 0.03 * (1 + steps) * (1 + jitters)
+        assert difference.mean() <= 0.03 * (1 + resizes) * (1 + jitters)
 
-    # The decoded regions give the bits of complete images.
-    from_uncut = stage(*make_batch(chain, images, uncut=True, key=epoch_key(seed, 0)))
-    assert all(torch.equal(image, expected) for image, expected in zip(result, from_uncut, strict=True))
+    # The results of decoded regions are bit-identical to those of complete images.
+    results_uncut = stage(*make_batch(chain, images, uncut=True, key=epoch_key(seed, 0)))
+    torch.testing.assert_close(results, results_uncut, rtol=0, atol=0)
 
     # Batched operations, which run on CUDA, are within the same limit.
-    batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
-    for image, expected in zip(batched, results_by_pillow(chain, draws, images), strict=True):
-        assert abs(levels(image) - expected).max() / scale <= limit
+    results_batched = compile_stage(chain, device="cpu", ragged="list", runner="batched")(ragged, draws)
+    for image, expected in zip(results_batched, results_by_pillow(chain, draws, images), strict=True):
+        assert abs(to_float64_hwc(image) - expected).max() / scale <= limit
 
 
-def levels_scale(chain: T.Chain) -> np.ndarray:
-    """Return what 0 and one level become at the end of the chain, per channel."""
+def values_of_0_and_1(chain: T.Chain) -> np.ndarray:
+    """Return the values of the levels 0 and 1 after the chain's conversions, in the first channel."""
     image = np.array([[[0] * 3], [[1] * 3]], np.uint8)
     for transform in chain:
         if isinstance(transform, T.ToDtype | T.Normalize):

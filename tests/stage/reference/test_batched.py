@@ -1,4 +1,4 @@
-"""`PixelSource` and `Branches`: levels are read in place or gathered, and images of a batch are changed in groups."""
+"""`PixelSource` reads levels in place or gathers them, and `Branches` changes the images of a batch in groups."""
 
 from __future__ import annotations
 
@@ -38,47 +38,47 @@ def test_to_dense_gathers_selected_flipped_cut_and_ragged_images(channels):
     assert torch.equal(ragged.to_dense(), levels)
 
 
-def letters(text: str) -> PixelSource:
-    """Make images of one pixel, one for each letter."""
-    return PixelSource.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
+def images_of_letters(text_of: str) -> PixelSource:
+    return PixelSource.from_dense(torch.tensor([*text_of.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
-def text(images: PixelSource) -> str:
+def text_of(images: PixelSource) -> str:
     return bytes(images.to_dense().flatten().tolist()).decode()
 
 
-def upper(images: PixelSource) -> PixelSource:
-    return letters(text(images).upper())
+def to_upper(images: PixelSource) -> PixelSource:
+    return images_of_letters(text_of(images).upper())
 
 
 def test_branches_change_their_rows_and_restore_the_order():
-    branches = Branches(letters("abcdef"))
-    branches.change(np.array([1, 3, 5]), upper)
-    branches.change(np.array([], np.int64), upper)
-    branches.change(np.array([0, 1, 2]), lambda images: letters(text(images)[::-1]))  # rows of both groups
-    branches.change(None, lambda images: letters(text(images).replace("F", "x")))
-    assert text(branches.take_all()) == "cBaDex"
+    branches = Branches(images_of_letters("abcdef"))
+    branches.change(np.array([1, 3, 5]), to_upper)
+    branches.change(np.array([], np.int64), to_upper)
+    # These rows are of both groups.
+    branches.change(np.array([0, 1, 2]), lambda images: images_of_letters(text_of(images)[::-1]))
+    branches.change(None, lambda images: images_of_letters(text_of(images).replace("F", "x")))
+    assert text_of(branches.take_all()) == "cBaDex"
 
 
 def test_branches_merge_only_when_other_rows_are_needed(monkeypatch):
-    merges, real = [], PixelSource.merge
-    monkeypatch.setattr(PixelSource, "merge", staticmethod(lambda parts: merges.append(parts) or real(parts)))
-    branches = Branches(letters("abcd"))
+    merged, merge = [], PixelSource.merge
+    monkeypatch.setattr(PixelSource, "merge", staticmethod(lambda parts: merged.append(parts) or merge(parts)))
+    branches = Branches(images_of_letters("abcd"))
     for _ in range(3):
-        branches.change(np.array([1, 2]), upper)
+        branches.change(np.array([1, 2]), to_upper)
         branches.change(np.array([0, 3]), lambda images: images)
-    assert not merges
-    assert text(branches.take_all()) == "aBCd"
-    assert len(merges) == 1
+    assert not merged
+    assert text_of(branches.take_all()) == "aBCd"
+    assert len(merged) == 1
 
 
 def test_change_by_key_changes_images_of_equal_keys_together():
-    seen = []
+    calls = []
 
     def change(images: PixelSource, rows: np.ndarray, key: int) -> PixelSource:
-        seen.append((text(images), rows.tolist(), key))
-        return upper(images) if key == 7 else images
+        calls.append((text_of(images), rows.tolist(), key))
+        return to_upper(images) if key == 7 else images
 
-    assert text(change_by_key(letters("abcd"), np.array([7, 2, 7, 2]), change)) == "AbCd"
-    assert seen == [("ac", [0, 2], 7), ("bd", [1, 3], 2)]
-    assert text(change_by_key(letters("ab"), np.array([7, 7]), change)) == "AB"
+    assert text_of(change_by_key(images_of_letters("abcd"), np.array([7, 2, 7, 2]), change)) == "AbCd"
+    assert calls == [("ac", [0, 2], 7), ("bd", [1, 3], 2)]
+    assert text_of(change_by_key(images_of_letters("ab"), np.array([7, 7]), change)) == "AB"

@@ -1,4 +1,4 @@
-"""Color transforms: the same results from both runners, on images of any size with one channel or three."""
+"""Color transforms give the same results on both runners, for images of any size with one or three channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chains.bounds import bound, on_cuda
+from chains.bounds import bound, steps_on_cuda
 from PIL import Image, ImageOps
 from scipy import stats
 from transforms.specs import SPECS
@@ -20,7 +20,7 @@ from gpuload.stage.reference.blur import WEIGHT_SCALE, blur_weights, mirrored_in
 from gpuload.stage.reference.color import equalize_table, stretch_table
 
 RUNNERS = ("single", "batched")
-SCALED = T.ToDtype("float32", scale=True)
+TO_FLOAT = T.ToDtype("float32", scale=True)
 
 
 @pytest.fixture
@@ -37,12 +37,13 @@ def run_both(run_stage):
 @pytest.mark.parametrize(("mean", "sigma"), [(0.0, 0.1), (0.08, 0.03)])
 def test_noise_has_the_distribution_of_torchvisions(run_both, runner, mean, sigma):
     images = [np.full((100, 120, 3), 128, np.uint8)] * 2
-    one, two = run_both([T.GaussianNoise(mean, sigma)], images)[runner]
-    assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 4 / one.size**0.5
+    first_image, second_image = run_both([T.GaussianNoise(mean, sigma)], images)[runner]
+    [[_, correlation], _] = np.corrcoef(first_image.ravel(), second_image.ravel())
+    assert abs(correlation) < 4 / first_image.size**0.5  # four standard deviations
     # torchvision truncates the noise to integers before it adds it to uint8 images.
-    numbers = np.random.default_rng(0).standard_normal(one.size)
+    numbers = np.random.default_rng(0).standard_normal(first_image.size)
     expected = np.clip(128 + np.trunc(mean * 255 + numbers * sigma * 255), 0, 255)
-    table = np.array([np.bincount(levels.astype(int).ravel(), minlength=256) for levels in (one, expected)])
+    table = np.array([np.bincount(levels.astype(int).ravel(), minlength=256) for levels in (first_image, expected)])
     assert stats.chi2_contingency(table[:, table.min(axis=0) >= 5]).pvalue > 0.01
 
 
@@ -52,7 +53,7 @@ def test_noise_has_the_distribution_of_torchvisions(run_both, runner, mean, sigm
     ids=lambda transform: type(transform).__name__,
 )
 def test_color_transform_of_a_gray_image_keeps_one_channel(make_images, run_both, transform):
-    """As in torchvision, saturation, hue and the order of channels do not change it."""
+    """As in torchvision, saturation, hue and the order of channels do not change a gray image."""
     images = make_images(2, 3, channels=1)
     single_images, batched_images = run_both([transform], images)
     for image, single, batched in zip(images, single_images, batched_images, strict=True):
@@ -101,11 +102,11 @@ def test_grayscale_within_random_apply_that_would_change_channels_raises(make_im
         run_both(chain, make_images(0, 1, channels=1))
 
 
-def test_solarize_threshold_is_in_the_values_of_its_image(make_images, run_both):
+def test_solarize_threshold_is_on_the_scale_of_its_image(make_images, run_both):
     chains = (
-        [T.RandomSolarize(127.5, 1), SCALED],
-        [SCALED, T.RandomSolarize(0.5, 1)],
-        [SCALED, T.RandomApply([T.RandomSolarize(0.5, 1)], 1.0)],
+        [T.RandomSolarize(127.5, 1), TO_FLOAT],
+        [TO_FLOAT, T.RandomSolarize(0.5, 1)],
+        [TO_FLOAT, T.RandomApply([T.RandomSolarize(0.5, 1)], 1.0)],
     )
     results = [run_both(chain, make_images(5, 4))[0] for chain in chains]
     for levels, scaled, nested in zip(*results, strict=True):
@@ -153,11 +154,11 @@ def test_stretch_table_equals_pillows_autocontrast_for_all_ranges():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_equalize_table_equals_pillows_for_any_histogram(seed):
+def test_equalize_table_equals_pillows_table_for_any_histogram(seed):
     rng = np.random.default_rng(seed)
     size = tuple(rng.integers(1, 60, 2))
-    spread = rng.choice([0.5, 5, 50, 500])
-    image = np.clip(rng.normal(rng.uniform(0, 255), spread, size), 0, 255).astype(np.uint8)
+    deviation = rng.choice([0.5, 5, 50, 500])
+    image = np.clip(rng.normal(rng.uniform(0, 255), deviation, size), 0, 255).astype(np.uint8)
     table = equalize_table(torch.from_numpy(np.bincount(image.ravel(), minlength=256))).numpy()
     np.testing.assert_array_equal(table[image], np.asarray(ImageOps.equalize(Image.fromarray(image))))
 
@@ -173,7 +174,7 @@ def test_blur_weights_are_integers_that_sum_to_weight_scale(width, sigma):
     assert len(weights) <= width
     density = np.exp(-0.5 * ((np.arange(width) - width // 2) / sigma) ** 2)
     density = density[(width - len(weights)) // 2 :][: len(weights)] / density.sum()
-    # Each weight is rounded, and the middle one makes up for the sum.
+    # Each weight is rounded, and the weight in the middle compensates for the sum of the rounding errors.
     assert abs(np.delete(weights / WEIGHT_SCALE - density, len(weights) // 2)).max(initial=0) <= 0.5 / WEIGHT_SCALE
     assert abs(weights / WEIGHT_SCALE - density).max() <= 0.5 * width / WEIGHT_SCALE
 
@@ -204,7 +205,7 @@ def test_color_levels_on_cuda_differ_from_the_cpus_within_bounds(make_images, ma
     assert isinstance(expected, torch.Tensor)
     assert isinstance(result, torch.Tensor)
     difference = (result.cpu().int() - expected.int()).abs()
-    steps = on_cuda(stage.plan.backend_of(type(transform).__name__))
+    steps = steps_on_cuda(stage.plan.backend_of(type(transform).__name__))
     allowed = torch.tensor([bound(steps, draws, row) for row in range(70)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()
     assert difference.float().mean() <= 0.05

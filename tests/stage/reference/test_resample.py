@@ -1,4 +1,4 @@
-"""Geometry of uint16, float32 and many channels against torch, NumPy and Pillow, by both runners."""
+"""Geometry of uint16, float32 and many channels equals torch, NumPy and Pillow on both runners."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from gpuload.transforms.program.ops import Box, Erase, Flip, Warp, filter_codes
 from gpuload.transforms.program.windows import FILTERS, filter_weights
 
 RUNNERS = ("single", "batched")
-TOPS = {"uint8": 255, "uint16": 65535}
-PILLOW = {name: getattr(Image.Resampling, name.upper()) for name in ("nearest", "bilinear", "bicubic", "lanczos")}
+MAX_LEVELS = {"uint8": 255, "uint16": 65535}
+PILLOW_FILTERS = {
+    name: getattr(Image.Resampling, name.upper()) for name in ("nearest", "bilinear", "bicubic", "lanczos")
+}
 
-GEOMETRY = {
+GEOMETRY_CHAINS = {
     "Resize": [T.Resize((33, 44))],
     "Resize, bicubic": [T.Resize((70, 21), interpolation="bicubic")],
     "Resize, nearest": [T.Resize((33, 70), interpolation="nearest")],
@@ -45,13 +47,15 @@ GEOMETRY = {
 
 
 def deep_images(dtype: str, channels: int, count: int = 6) -> list[np.ndarray]:
-    """Generate noise over gradients, of many sizes; floats are on both sides of 0."""
+    """Generate noise over gradients, of many sizes; floats are negative and positive."""
     rng = np.random.default_rng(channels)
     images = []
     for _ in range(count):
         height, width = rng.integers(41, 90, 2)
         image = rng.random((height, width, channels)) * np.linspace(0.2, 1, width)[:, None]
-        images.append((image * 3 - 1).astype(np.float32) if dtype == "float32" else (image * TOPS[dtype]).astype(dtype))
+        images.append(
+            (image * 3 - 1).astype(np.float32) if dtype == "float32" else (image * MAX_LEVELS[dtype]).astype(dtype)
+        )
     return images
 
 
@@ -102,7 +106,7 @@ def expected_by_libraries(image: np.ndarray, program: T.Program, row: int, dtype
                 for top, left, height, width in record.boxes_tlhw[index].tolist():
                     levels[top : top + height, left : left + width] = record.numbers[0]
         if dtype != "float32":
-            levels = np.rint(levels).clip(0, TOPS[dtype])
+            levels = np.rint(levels).clip(0, MAX_LEVELS[dtype])
     return levels
 
 
@@ -110,26 +114,27 @@ def resize_by_libraries(levels: np.ndarray, size_hw: list[int], name: str) -> np
     if list(levels.shape[:2]) == size_hw:
         return levels
     planes = torch.from_numpy(np.ascontiguousarray(levels.transpose(2, 0, 1)))[None]
-    if name in PILLOW and name not in ("bilinear", "bicubic"):  # torch chooses another nearest pixel in a tie
+    if name in PILLOW_FILTERS and name not in ("bilinear", "bicubic"):  # torch chooses another nearest pixel in a tie
         planes_resized = [
-            Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW[name]) for plane in planes[0].numpy()
+            Image.fromarray(np.float32(plane)).resize(size_hw[::-1], PILLOW_FILTERS[name])
+            for plane in planes[0].numpy()
         ]
         return np.stack(planes_resized, 2).astype(np.float64)
-    plain = name.removeprefix("plain ")
-    planes_resized = torch.nn.functional.interpolate(planes, size_hw, mode=plain, antialias=plain == name)
+    mode = name.removeprefix("plain ")
+    planes_resized = torch.nn.functional.interpolate(planes, size_hw, mode=mode, antialias=mode == name)
     return planes_resized[0].numpy().transpose(1, 2, 0)
 
 
 def warp_by_pillow(
     levels: np.ndarray, coefficients: np.ndarray, size_hw: list[int], name: str, fill: float
 ) -> np.ndarray:
-    affine = not coefficients[6:].any()
+    is_affine = not coefficients[6:].any()
     planes = [
         Image.fromarray(plane.astype(np.float32)).transform(
             (size_hw[1], size_hw[0]),
-            Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
-            coefficients[:6].tolist() if affine else coefficients.tolist(),
-            PILLOW[name],
+            Image.Transform.AFFINE if is_affine else Image.Transform.PERSPECTIVE,
+            coefficients[:6].tolist() if is_affine else coefficients.tolist(),
+            PILLOW_FILTERS[name],
             fillcolor=fill,
         )
         for plane in levels.transpose(2, 0, 1)
@@ -139,37 +144,37 @@ def warp_by_pillow(
 
 @pytest.mark.parametrize("channels", [1, 6, 13])
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-@pytest.mark.parametrize("name", GEOMETRY)
+@pytest.mark.parametrize("name", GEOMETRY_CHAINS)
 def test_geometry_equals_torch_numpy_and_pillow(name, dtype, channels, make_batch, run_both):
     images = deep_images(dtype, channels)
-    result = run_both(GEOMETRY[name], images)
+    result = run_both(GEOMETRY_CHAINS[name], images)
     assert result.dtype == getattr(torch, dtype)
-    _, draws = make_batch(T.Chain(GEOMETRY[name]), images)
+    _, draws = make_batch(T.Chain(GEOMETRY_CHAINS[name]), images)
     for row, image in enumerate(images):
         expected = expected_by_libraries(image, draws, row, dtype).transpose(2, 0, 1)
         difference = abs(result[row].numpy().astype(np.float64) - expected)
-        # float32 may round a level of uint16 that is near a half to the other side.
+        # A level of uint16 that is close to a half may be rounded in the other direction by float32.
         assert difference.max() <= (1 if dtype == "uint16" else 2e-6)
         if dtype == "uint16":
             assert (difference > 0).mean() < 0.02
 
 
 @pytest.mark.parametrize("channels", [6, 13])
-@pytest.mark.parametrize("name", GEOMETRY)
+@pytest.mark.parametrize("name", GEOMETRY_CHAINS)
 def test_uint8_of_many_channels_equals_each_channel_alone(name, channels, run_stage):
     images = deep_images("uint8", channels)
     for runner in RUNNERS:
-        result = run_stage(GEOMETRY[name], images, runner=runner)
+        result = run_stage(GEOMETRY_CHAINS[name], images, runner=runner)
         for channel in range(channels):
-            alone = run_stage(GEOMETRY[name], [image[:, :, [channel]] for image in images], runner=runner)
+            alone = run_stage(GEOMETRY_CHAINS[name], [image[:, :, [channel]] for image in images], runner=runner)
             # torch's CPU kernels for up to four channels differ by a level.
             assert abs(result[:, channel].int() - alone[:, 0].int()).max() <= (runner == "single")
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "lanczos"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_resize_of_a_batch_may_keep_the_length_of_an_axis_of_some_images(dtype, interpolation, run_stage):
-    """The window has no margin along such an axis, and the filter's taps there have no weight."""
+def test_resize_of_a_batch_copies_axes_that_have_the_new_length_already(dtype, interpolation, run_stage):
+    """The window has no margin along such an axis, and the filter's taps outside the window have no weight."""
     transforms = [T.Resize((70, 60), interpolation=interpolation), T.CenterCrop(20)]
     images = [image[:41, :41] for image in deep_images(dtype, 3)[:2]]
     images += [np.resize(images[0], (70, 41, 3)), np.resize(images[0], (41, 60, 3)), np.resize(images[0], (70, 60, 3))]
@@ -225,20 +230,20 @@ def test_flip_of_images_of_several_sizes_keeps_their_values(dtype, ragged, run_s
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("uint16", 32768 / 65535), ("float32", 0.5)])
-def test_erasing_value_after_to_dtype_is_in_the_values_of_to_dtype(dtype, expected, run_both):
-    """The value 0.5 before a transform of levels means the middle of 0 … 1 for uint16, and 0.5 itself for floats."""
+def test_erasing_value_after_to_dtype_is_on_the_scale_of_to_dtype(dtype, expected, run_both):
+    """Before a transform of levels, the value 0.5 is converted to a level for uint16, but not for floats."""
     transforms = [T.ToDtype("float32", scale=True), T.RandomErasing(1, (0.9, 0.9), (1, 1), 0.5), T.CenterCrop(8)]
     assert run_both(transforms, [np.zeros((60, 60, 6), dtype)]).mean() == pytest.approx(expected, abs=1e-6)
 
 
 def test_resize_of_floats_neither_rounds_nor_clamps(run_both):
-    """Bicubic overshoots; levels are clamped to 0 … 65535."""
-    steps = np.where(np.arange(64)[:, None, None] % 16 < 8, 0, 1) * np.ones((64, 64, 2))
+    """Bicubic overshoots floats, whereas levels are clamped to 0 … 65535."""
+    stripes = np.where(np.arange(64)[:, None, None] % 16 < 8, 0, 1) * np.ones((64, 64, 2))
     transforms = [T.Resize((150, 150), interpolation="bicubic")]
-    floats = run_both(transforms, [steps.astype(np.float32)])
+    floats = run_both(transforms, [stripes.astype(np.float32)])
     assert floats.min() < -0.05
     assert floats.max() > 1.05
-    levels = run_both(transforms, [(steps * 65535).astype(np.uint16)])
+    levels = run_both(transforms, [(stripes * 65535).astype(np.uint16)])
     torch.testing.assert_close(levels.float(), (floats * 65535).round().clamp(0, 65535), rtol=0, atol=1)
 
 
@@ -246,7 +251,7 @@ def test_resize_of_floats_neither_rounds_nor_clamps(run_both):
 def test_nan_spreads_as_far_as_the_resize_filter_reaches(size, reach, run_both):
     image = np.zeros((40, 40, 1), np.float32)
     image[20, 20] = np.nan
-    # The filter of the second image is longer.
+    # The second image needs a longer filter, which must not spread the NaN further.
     results = run_both([T.Resize((size, size))], [image, np.zeros((57, 43, 1), np.float32)])
     assert 1 <= int(results[0].isnan().sum()) <= (2 * reach) ** 2
     assert not results[1].isnan().any()
@@ -255,10 +260,10 @@ def test_nan_spreads_as_far_as_the_resize_filter_reaches(size, reach, run_both):
 @pytest.mark.parametrize("interpolation", ["bilinear", "lanczos"])
 def test_nan_does_not_spread_through_a_tap_without_weight(interpolation, run_both):
     side, size = 41, 13
-    firsts, weights = filter_weights(np.array([side]), np.array([size]), np.array([0]), size, interpolation)
+    first_pixels, weights = filter_weights(np.array([side]), np.array([size]), np.array([0]), size, interpolation)
     reached = np.zeros((side + weights.shape[2], size), np.bool_)
     for tap in range(weights.shape[2]):
-        reached[firsts[0] + tap, np.arange(size)] = weights[0, :, tap] != 0
+        reached[first_pixels[0] + tap, np.arange(size)] = weights[0, :, tap] != 0
     images = [np.zeros((side, side, 1), np.float32) for _ in range(side)]
     for position, image in enumerate(images):
         image[position, position] = np.nan
@@ -267,7 +272,7 @@ def test_nan_does_not_spread_through_a_tap_without_weight(interpolation, run_bot
 
 
 @pytest.mark.parametrize(("fill", "dtype"), [(-9999, "float32"), (0.25, "float32"), (40_000, "uint16")])
-def test_fill_is_in_the_values_of_the_images(fill, dtype, run_both):
+def test_fill_is_on_the_scale_of_the_images(fill, dtype, run_both):
     for transform in (T.Pad(3, fill=fill), T.RandomRotation((45, 45), expand=False, fill=fill)):
         result = run_both([T.CenterCrop(30), transform], deep_images(dtype, 6))
         assert result[:, :, 0, 0].float().eq(fill).all()
@@ -276,20 +281,12 @@ def test_fill_is_in_the_values_of_the_images(fill, dtype, run_both):
 @pytest.mark.parametrize(
     ("transform", "dtype", "text"),
     [
-        (
-            T.Pad(3, fill=-1),
-            "uint8",
-            "Pad(fill=-1): all values must be integers in 0 … 255 for uint8 images, such as image 0",
-        ),
+        (T.Pad(3, fill=-1), "uint8", "Pad(fill=-1): all values must be integers in 0 … 255 for uint8 images, such as"),
         (T.Pad(3, fill=(1, 2, 0.5)), "uint8", "Pad(fill=(1, 2, 0.5)): all values must be integers"),
         (T.RandomApply([T.RandomRotation(3, fill=256)]), "uint8", "RandomRotation(fill=256): all values must be"),
         (T.Pad(3, fill=65536), "uint16", "integers in 0 … 65535 for uint16 images, such as image 0"),
         (T.RandomApply([T.ColorJitter(0.4)], 0.01), "float32", "ColorJitter takes uint8 images, but image 0 is float"),
-        (
-            T.GaussianBlur(3),
-            "uint16",
-            "GaussianBlur takes uint8 images, but image 0 is uint16; put T.ToDtype('uint8', scale=True) first",
-        ),
+        (T.GaussianBlur(3), "uint16", "but image 0 is uint16; put T.ToDtype('uint8', scale=True) first"),
         (T.RandAugment(), "float32", "RandAugment takes uint8 images, but image 0 is float32"),
         (T.AugMix(), "float32", "AugMix takes uint8 images, but image 0 is float32"),
         (T.ToDtype("uint8"), "float32", "ToDtype('uint8') accepts only uint8 images, but these images are float32"),

@@ -1,4 +1,4 @@
-"""Warps: Pillow's pixels to the last bit, in batches and one by one, in windows and entire images, and for masks."""
+"""Warps equal Pillow to the last bit, in batches and one by one, in windows and entire images, and for masks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ KEY = epoch_key(5, 2)
 CPU = torch.device("cpu")
 
 
-def random_coefficients(rng: np.random.Generator, kind: str, n: int, height: int, width: int) -> np.ndarray:
-    angle, scale = rng.uniform(-4, 4, n), rng.uniform(0.3, 3, n)
-    coefficients = np.zeros((n, 8))
+def random_coefficients(rng: np.random.Generator, kind: str, count: int, height: int, width: int) -> np.ndarray:
+    angle, scale = rng.uniform(-4, 4, count), rng.uniform(0.3, 3, count)
+    coefficients = np.zeros((count, 8))
     coefficients[:, 0] = coefficients[:, 4] = np.cos(angle) * scale
     coefficients[:, 1], coefficients[:, 3] = np.sin(angle) * scale, -np.sin(angle) * scale
-    coefficients[:, 2], coefficients[:, 5] = rng.uniform(-width, width, n), rng.uniform(-height, height, n)
+    coefficients[:, 2], coefficients[:, 5] = rng.uniform(-width, width, count), rng.uniform(-height, height, count)
     if kind == "scaling":
         coefficients[:, [1, 3]] = 0
     elif kind == "shift":
         coefficients[:] = [1, 0, 0, 0, 1, 0, 0, 0]
-        coefficients[:, [2, 5]] = rng.integers(-9, 10, (n, 2)) + rng.choice([0, 0.5], (n, 2))
+        coefficients[:, [2, 5]] = rng.integers(-9, 10, (count, 2)) + rng.choice([0, 0.5], (count, 2))
     elif kind == "projective":
-        coefficients[:, 6:] = rng.normal(0, 0.01, (n, 2))
+        coefficients[:, 6:] = rng.normal(0, 0.01, (count, 2))
     elif kind == "mixed":
         coefficients[::3, 6:] = rng.normal(0, 0.01, (len(coefficients[::3]), 2))
         coefficients[1::3, [1, 3]] = 0
@@ -57,11 +57,11 @@ def test_warp_of_batches_and_of_single_images_equals_pillow(kind, interpolation)
         fill = tuple(rng.integers(0, 256, images.shape[3]).tolist())
         batched = warp_batch(to_nchw(images), coefficients, size, interpolation, fill).permute(0, 2, 3, 1).numpy()
         for row, image in enumerate(images):
-            affine = not coefficients[row, 6:].any()
+            is_affine = not coefficients[row, 6:].any()
             expected = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).transform(
                 size[::-1],
-                Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
-                coefficients[row, : 6 if affine else 8].tolist(),
+                Image.Transform.AFFINE if is_affine else Image.Transform.PERSPECTIVE,
+                coefficients[row, : 6 if is_affine else 8].tolist(),
                 FILTERS[interpolation],
                 fillcolor=fill[0] if len(fill) == 1 else fill,
             )
@@ -85,10 +85,10 @@ def test_warp_of_many_channels_equals_each_channel_alone(channels, interpolation
     batched = warp_batch(to_nchw(images), coefficients, (20, 40), interpolation, 7).permute(0, 2, 3, 1).numpy()
     for row, image in enumerate(images):
         arguments = coefficients[row].tolist(), (20, 40), interpolation, 7
-        together = warp_image(image, *arguments)
+        single = warp_image(image, *arguments)
         channels_alone = [warp_image(image[:, :, [channel]], *arguments) for channel in range(channels)]
-        np.testing.assert_array_equal(together, np.concatenate(channels_alone, axis=2))
-        np.testing.assert_array_equal(batched[row], together)
+        np.testing.assert_array_equal(single, np.concatenate(channels_alone, axis=2))
+        np.testing.assert_array_equal(batched[row], single)
 
 
 def test_warp_batch_fills_pixels_on_the_horizon():
@@ -113,7 +113,7 @@ def test_rotation_by_right_angles_only_moves_pixels(angle, interpolation):
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("transform", [T.Pad, T.RandomRotation, T.RandomZoomOut])
-def test_fill_with_values_for_other_channels_raises(transform, channels, nested, run_stage):
+def test_fill_with_a_wrong_number_of_values_raises(transform, channels, nested, run_stage):
     fill = {"fill": (1, 2, 3)}
     transform = transform(**fill) if transform is T.RandomZoomOut else transform(30, **fill)
     transforms = [T.RandomApply([T.RandomOrder([transform])]) if nested else transform]
@@ -133,7 +133,7 @@ CHAINS = [
 
 @pytest.mark.parametrize("number", range(len(CHAINS)))
 @pytest.mark.parametrize("same_size", [True, False])
-def test_window_of_a_warp_equals_that_of_the_entire_image(number, same_size, make_images, make_batch):
+def test_window_of_a_warp_equals_the_window_of_the_entire_result(number, same_size, make_images, make_batch):
     chain = T.Chain(CHAINS[number])
     images = make_images(3, 10, low=50)
     if same_size:
@@ -142,12 +142,12 @@ def test_window_of_a_warp_equals_that_of_the_entire_image(number, same_size, mak
     results = compile_stage(chain, device="cpu")(ragged, draws)
     batched = compile_stage(chain, device="cpu", runner="batched")(ragged, draws)
     np.testing.assert_array_equal(batched, results)
-    # Apply one transform after the other, each to the complete result of the one before.
+    # Apply each transform to the complete result of the transform before it.
     for row, image in enumerate(images):
-        for place, transform in enumerate(chain.transforms):
-            line = draws.part(draws.place_of(place), draws.place_of(place + 1)).take(np.array([row]))
-            line = replace(line, records=tuple(replace(record, step=0) for record in line.records))
-            result = compile_stage(T.Chain([transform]), device="cpu")(RaggedImages.from_arrays([image]), line)
+        for index, transform in enumerate(chain.transforms):
+            step_draws = draws.part(draws.place_of(index), draws.place_of(index + 1)).take(np.array([row]))
+            step_draws = replace(step_draws, records=tuple(replace(record, step=0) for record in step_draws.records))
+            result = compile_stage(T.Chain([transform]), device="cpu")(RaggedImages.from_arrays([image]), step_draws)
             image = result[0].permute(1, 2, 0).contiguous().numpy()
         np.testing.assert_array_equal(results[row].permute(1, 2, 0), image)
 
@@ -165,19 +165,21 @@ MASK_CHAINS = [
 @pytest.mark.parametrize("number", range(len(MASK_CHAINS)))
 @pytest.mark.parametrize("channels", [1, 3, 300])
 def test_masks_of_many_channels_move_by_the_nearest_pixel_on_both_runners(number, channels):
-    """Each channel moves as if it were alone, and no new value appears."""
+    """Each channel moves as if it were the only channel, and no new value appears."""
     chain = T.Chain(MASK_CHAINS[number])
     rng = np.random.default_rng(number)
     masks = [rng.integers(100, 130, (rng.integers(40, 60), 50, channels), np.uint8) for _ in range(4)]
     sizes = np.array([mask.shape[:2] for mask in masks])
     draws = chain.draw(KEY, np.arange(4), sizes)
     single, batched = (MaskStage(CPU, runner) for runner in ("single", "batched"))
-    kinds = [("uint8", 3)] * 4
-    results = [torch.stack(stage(RaggedImages.from_arrays(masks), draws, kinds)[0]) for stage in (single, batched)]
+    dtypes_and_axes = [("uint8", 3)] * 4
+    results = [
+        torch.stack(stage(RaggedImages.from_arrays(masks), draws, dtypes_and_axes)[0]) for stage in (single, batched)
+    ]
     np.testing.assert_array_equal(results[0], results[1])
-    allowed = {transform.outside.mask for transform in chain.transforms} | set(range(100, 130))
-    assert set(results[0].unique().tolist()) <= allowed
+    possible_values = {transform.outside.mask for transform in chain.transforms} | set(range(100, 130))
+    assert set(results[0].unique().tolist()) <= possible_values
     for channel in {0, channels // 2, channels - 1}:
         channel_masks = [np.ascontiguousarray(mask[:, :, [channel]]) for mask in masks]
-        alone = torch.stack(single(RaggedImages.from_arrays(channel_masks), draws, kinds)[0])
+        alone = torch.stack(single(RaggedImages.from_arrays(channel_masks), draws, dtypes_and_axes)[0])
         np.testing.assert_array_equal(alone[:, 0], results[0][:, channel])

@@ -1,4 +1,4 @@
-"""Sizes and boxes that are drawn, and programs for regions that were resized when they were decoded."""
+"""Programs have the sizes and boxes of torchvision, and are adapted to regions that were resized by their decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_random_resized_crop_falls_back_to_the_central_box(size_hw, box):
     assert record.box_tlhw.tolist() == [box] * 5
 
 
-def test_color_jitter_draws_hue_alike_with_and_without_brightness():
+def test_color_jitter_draws_the_same_hue_with_and_without_brightness():
     factors = []
     for jitter in (T.ColorJitter(0.4, hue=0.1), T.ColorJitter(hue=0.1)):
         [record] = draw(jitter).records
@@ -40,15 +40,15 @@ def test_color_jitter_draws_hue_alike_with_and_without_brightness():
         (T.Resize(10, max_size=20), (1, 1000), (1, 20)),
     ],
 )
-def test_resize_rounds_sizes_as_torchvision(resize, size, expected):
+def test_resize_rounds_sizes_like_torchvision(resize, size, expected):
     assert tuple(draw(resize, size_hw=size, count=1).results_hw[0]) == expected
     assert T.Chain([T.CenterCrop(size), resize]).output_size_hw == expected
 
 
-def test_center_crop_rounds_and_pads_as_torchvision():
+def test_center_crop_rounds_and_pads_like_torchvision():
     sizes = np.array([[10, 11], [11, 12], [12, 13], [7, 6], [6, 20]])
     boxes = T.Chain([T.CenterCrop(8)]).draw(epoch_key(0, 0), np.arange(5), sizes).records[0].box_tlhw
-    # Halves are rounded to even numbers; of missing pixels, the smaller half is at the top and left.
+    # Halves are rounded to even numbers; if an odd number of pixels is missing, fewer are added at the top and left.
     assert boxes[:, :2].tolist() == [[1, 2], [2, 2], [2, 2], [0, -1], [-1, 6]]
 
 
@@ -71,8 +71,8 @@ def test_of_decoded_makes_the_resize_of_a_resized_region_an_identity():
     assert decoded.resize.box_tlhw.tolist() == [[0, 0, 200, 300], [0, 0, 20, 30], [0, 0, 41, 33]]
     assert decoded.resize.sizes_hw.tolist() == decoded.sizes_hw.tolist()
     assert decoded.results_hw is program.results_hw
-    for before, after in zip(program.windows_tlhw[1:], decoded.windows_tlhw[1:], strict=True):
-        np.testing.assert_array_equal(before, after)
+    for expected, windows_tlhw in zip(program.windows_tlhw[1:], decoded.windows_tlhw[1:], strict=True):
+        np.testing.assert_array_equal(expected, windows_tlhw)
     top, left, height, width = decoded.windows_tlhw[0][1]
     assert 0 <= top < top + height <= 20
     assert 0 <= left < left + width <= 30
