@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -23,12 +23,13 @@ from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
-from gpuload.checks import integer, strings
+from gpuload.checks import integer, mapping, string, strings
 from gpuload.datasets.sample import Boxes, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
+from gpuload.rng.streams import DRAWS
 from gpuload.stage import Plan, RaggedImages, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.masks import pack_masks
@@ -36,7 +37,7 @@ from gpuload.stage.plan import check_device
 from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
-from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
+from gpuload.transforms.convert import LEVELS_PER_UNIT, Window, converts_on_entry, window_of
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
@@ -52,9 +53,9 @@ class Augment(torch.nn.Module):
     """A module that augments and normalizes batches of any loader, with separate random parameters for each sample.
 
     Call it with a batch: an N×C×H×W or N×T×C×H×W tensor (clips, whose frames share random parameters), a list of N
-    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters. Images are uint8,
-    uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no parameters;
-    ``eval()`` has no effect.
+    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters, except with `draws`.
+    Images are uint8, uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no
+    parameters; ``eval()`` has no effect.
 
     Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
     an N×H×W `Mask`, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per
@@ -71,6 +72,8 @@ class Augment(torch.nn.Module):
         images: the names of the images in the batch: dict keys, fields of dataclasses, or paths as in messages, such as
             ``"batch[0]"``. Everything else that is not a target passes through unchanged. Default: all tensors that can
             be images; a warning names a leaf of floats that probably is none, such as a heat map beside images.
+        draws: a dict of such names of images and targets, with the number of their random parameters: those of a sample
+            with the same number share random parameters, and others are independent. By default, the number is 0.
         device: the device that augments and returns images. Batches on the CPU are copied to it, asynchronously if they
             are in page-locked memory. Default: the device of each batch.
 
@@ -101,6 +104,7 @@ class Augment(torch.nn.Module):
         pad_to: int | None = None,
         backend: str = "auto",
         images: Sequence[str] | None = None,
+        draws: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         options = {
@@ -111,6 +115,10 @@ class Augment(torch.nn.Module):
             "backend": backend,
         }
         self._images = None if images is None else frozenset(strings("images", images))
+        self._draws = {
+            string("draws, in its names,", name): integer(f"draws[{name!r}]", number, minimum=0, maximum=len(DRAWS) - 1)
+            for name, number in mapping("draws", {} if draws is None else draws).items()
+        }
         self._arguments = transforms, integer("seed", seed, minimum=0, maximum=2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = self._step = 0
@@ -136,7 +144,9 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         searches = chain.moves_pixels and self._images is None  # for targets that are not declared
-        self._converts_on_entry = converts_on_entry(chain)
+        self._window = window_of(chain)
+        convert = _to_levels if converts_on_entry(chain) else _widen_floats
+        self._convert: Any = convert if self._window is None else self._window.levels
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._compiled: dict[torch.device, BatchTransform] = {}
@@ -230,10 +240,10 @@ class Augment(torch.nn.Module):
             CollateError: labels are missing, or cannot be mixed; samples cannot be combined.
             RuntimeError: called in a worker of a DataLoader without `positions`.
         """
-        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images)
+        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images, self._draws)
         device = self._device_of(tree)
         for leaf in tree.images:
-            _check_images(leaf)
+            _check_images(leaf, self._window)
         name, size = self._chain.group
         if tree.count % size:
             raise ValueError(
@@ -295,10 +305,7 @@ class Augment(torch.nn.Module):
 
     def _augment_tree(self, tree: BatchTree, spec: BatchSpec, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
-        sources = [
-            _Images(leaf, device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
-            for leaf in tree.images
-        ]
+        sources = [_Images(leaf, device, self._convert, has_siblings=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read_columns(tree, sources, spec.positions)
 
         def read(column: ImageColumn) -> RaggedImages:
@@ -346,7 +353,10 @@ class Augment(torch.nn.Module):
         elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
-        columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
+        columns.images = [
+            ImageColumn(source.planes.table[:: source.frames], [-1], draws=[leaf.draws or 0])
+            for source, leaf in zip(sources, tree.images, strict=True)
+        ]
         messages = [reader.warning]
         reader.clear_warning()
         if columns.has_targets and not self._warned:
@@ -388,13 +398,11 @@ class Augment(torch.nn.Module):
 
 
 class _Images:
-    """A leaf of images on the stage's device, converted to uint8 if `converts`: `planes`, and the number of `frames`
-    per clip."""
+    """A leaf of images on the stage's device, converted by `convert`: `planes`, and the number of `frames` per clip."""
 
-    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool, converts: bool) -> None:
+    def __init__(self, leaf: Leaf, device: torch.device, convert: Any, *, has_siblings: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
-        convert = _to_levels if converts else _widen_floats
         tensors = [convert(_to_device(tensor, device)) for _, tensor in leaf.entries]
         planes: Any = tensors if isinstance(leaf.value, list) else tensors[0]
         leaf_note = f" of {leaf.path}" if has_siblings else ""
@@ -414,9 +422,9 @@ class _Images:
         return result.unflatten(0, (-1, self.frames))
 
 
-def _check_images(leaf: Leaf) -> None:
-    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) floats
-    outside 0 … 1."""
+def _check_images(leaf: Leaf, window: Window | None) -> None:
+    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) NaN and,
+    without a `Window`, floats outside 0 … 1. A `Window` does not take uint8."""
     _, first_image = leaf.entries[0]
     for path, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -424,6 +432,8 @@ def _check_images(leaf: Leaf) -> None:
                 f"{path} requires gradients, but augmentation is not differentiable; pass {path}.detach(), or call "
                 "it within torch.no_grad()"
             )
+        if window is not None and tensor.dtype == torch.uint8:
+            raise TypeError(f"{path} has 8 bits, but Window takes intensities: uint16, or floats of any range")
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
             expected, actual = (
                 f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
@@ -435,7 +445,7 @@ def _check_images(leaf: Leaf) -> None:
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
-            if not (low >= 0 and high <= 1):
+            if low != low or (window is None and not (low >= 0 and high <= 1)):
                 raise ValueError(
                     f"{path} {explain_float_range(low, high)}; if it is not an image, select the images with "
                     "Augment(images=…)"

@@ -65,7 +65,7 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
             f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
             "missing targets"
         )
-    fields = set(columns.fields[0]) if columns.fields else set()
+    fields = set(columns.fields[0].get(finished.draws, ())) if columns.fields else set()
     points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
     # Whether keypoints belong to boxes, for each leaf of keypoints.
     ownership = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
@@ -121,7 +121,7 @@ def _find_differences(columns: Columns, name: str) -> Iterator[tuple[int, str]]:
         if row_fields != columns.fields[0]:
             paths = key_paths_of(columns.structure(row))
             first_paths, row_paths = (
-                ", ".join(paths[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
+                ", ".join(paths[max(leaf, ~leaf)] for leaves in fields.values() for leaf in leaves) or "none"
                 for fields in (columns.fields[0], row_fields)
             )
             difference = f"{first_paths} in the first, {row_paths} in the second"

@@ -8,14 +8,14 @@ never by value, since values may be on a device. This module runs in the caller'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from gpuload.datasets.recognise import MASK_NAME
+from gpuload.datasets.recognise import MASK_NAME, with_draws
 from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
 from gpuload.datasets.tree import (
     LEAF,
@@ -50,12 +50,14 @@ class Leaf:
         value: the unchanged value; a list is one leaf unless it contains batched tensors.
         path: the path to the leaf, for errors.
         per_image: whether the value collects one entry per image, from a field of a list of dicts or from a tuple.
+        draws: the number of the images' or targets' draws, see `Encoded`; None means as the value says.
     """
 
     kind: str
     value: Any
     path: str
     per_image: bool = False
+    draws: int | None = None
 
     @property
     def is_suspect(self) -> bool:
@@ -96,7 +98,7 @@ class Leaf:
                     f"{self.path} is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
                 )
             zero = np.zeros((), str(mask.dtype).removeprefix("torch."))
-            return Mask(np.broadcast_to(zero, tuple(mask.shape)))
+            return Mask(np.broadcast_to(zero, tuple(mask.shape)), getattr(value, "draws", None))
         if self.kind == "points" and not isinstance(value, Boxes | Keypoints):
             if isinstance(value, torch.Tensor) and not value.is_cpu:
                 raise ValueError(
@@ -115,6 +117,7 @@ class BatchTree:
         batch: the batch.
         images: the names of the leaves that are images, as dict keys, fields, or paths such as ``batch[0]``. None means
             all leaves that can be images.
+        draws: the `draws` of images and targets, keyed by such names.
 
     Attributes:
         leaves: all leaves, depth first; images: the leaves that are images.
@@ -125,7 +128,7 @@ class BatchTree:
             targets differ.
     """
 
-    def __init__(self, batch: Any, images: Set[str] | None = None) -> None:
+    def __init__(self, batch: Any, images: Set[str] | None = None, draws: Mapping[str, int] | None = None) -> None:
         values: list[Any] = []
         folded_leaves: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
@@ -133,8 +136,9 @@ class BatchTree:
         self._sample_structure = _sample_structure(self._structure)
         paths = [path.replace("sample", "batch", 1) for path in key_paths_of(self._sample_structure)]
         located = list(zip(paths, innermost_names_of(self._sample_structure), strict=True))
-        if images is not None:
-            _check_names(images, located)
+        draws = draws or {}
+        for argument, names in (("images", images or ()), ("draws", draws)):
+            _check_names(argument, names, located)
         self.leaves = []
         for (value, per_image), (path, name) in zip(folded_leaves, located, strict=True):
             is_selected = images is None or not images.isdisjoint((path, name))
@@ -143,7 +147,13 @@ class BatchTree:
                 raise TypeError(
                     f"Augment(images=…) selects {path}, {describe_leaf(value)}, but {IMAGES_TEXT}; leave it out"
                 )
-            self.leaves.append(Leaf(kind, value, path, per_image))
+            number = draws.get(path, draws.get(name))
+            if number is not None and kind == "value":
+                raise TypeError(
+                    f"Augment(draws=…) selects {path}, {describe_leaf(value)}, which is neither an image nor a mask, "
+                    "boxes or keypoints; leave it out"
+                )
+            self.leaves.append(Leaf(kind, value, path, per_image, number))
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
             raise TypeError(_describe_missing_images(structure, values))
@@ -171,7 +181,10 @@ class BatchTree:
 
     def sample(self, row: int) -> Any:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
-        return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
+        entries = [leaf.sample_entry(row, self.count) for leaf in self.leaves]
+        pairs = zip(entries, self.leaves, strict=True)
+        leaves = [entry if leaf.draws is None else with_draws(entry, leaf.draws) for entry, leaf in pairs]
+        return unflatten(self._sample_structure, leaves)
 
     def rebuild(self, values: Sequence[object]) -> Any:
         """Return a tree with the batch's structure and these values as leaves."""
@@ -243,11 +256,11 @@ def _rebuild(node: Structure, values: Iterator[object]) -> Any:
     return parts if container == "list" else tuple(parts)
 
 
-def _check_names(images: Set[str], located: Sequence[tuple[str, str]]) -> None:
+def _check_names(argument: str, selected: Iterable[str], located: Sequence[tuple[str, str]]) -> None:
     names = [name or path for path, name in located]
-    if unknown := sorted(set(images).difference(*located)):
+    if unknown := sorted(set(selected).difference(*located)):
         raise ValueError(
-            f"Augment(images=…) has {', '.join(map(repr, unknown))}, but the batch has only "
+            f"Augment({argument}=…) has {', '.join(map(repr, unknown))}, but the batch has only "
             f"{', '.join(map(repr, names))}"
         )
 

@@ -19,6 +19,7 @@ import numpy as np
 from gpuload.checks import flag, integer, one_of, optional, pair
 from gpuload.datasets.files import read_file
 from gpuload.datasets.stores.opening import display_path, read_files, remote_options
+from gpuload.rng.streams import DRAWS
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
@@ -87,10 +88,12 @@ class Encoded:
         source: the origin of the bytes for error messages, usually a path.
         exif: whether the image is turned upright by its EXIF orientation, unless ``Decode(exif=…)`` says so for all
             images. None means that the dataset does not know, and is decoded as False.
+        draws: the number of the image's random parameters, 0 … 32767: images and targets of a sample with the same
+            number share their random parameters, and others are independent. None means 0.
 
     Raises:
-        TypeError: `data` is not bytes-like; `exif` is not True, False or None.
-        ValueError: `mode` is not one of the four.
+        TypeError: `data` is not bytes-like; `exif` is not True, False or None; `draws` is not an integer or None.
+        ValueError: `mode` is not one of the four, or `draws` is out of range.
 
     Example:
         >>> Encoded(b"abc", source="cat.jpg")
@@ -101,8 +104,10 @@ class Encoded:
     mode: Mode = "RGB"
     source: str | None = None
     exif: bool | None = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         if not isinstance(self.data, bytes):
             try:
                 object.__setattr__(self, "data", bytes(memoryview(self.data)))
@@ -117,7 +122,8 @@ class Encoded:
 
     def __repr__(self) -> str:
         exif = "" if self.exif is None else f", exif={self.exif}"
-        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r}{exif})"
+        draws = "" if self.draws is None else f", draws={self.draws}"
+        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r}{exif}{draws})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +136,7 @@ class Image:
             require uint8; all others work on any dtype and number of channels.
         layout: the axes of the image, or of each frame: ``"HWC"`` or ``"CHW"``. None means H×W×C; with more than 4
             channels, this requires the channel axis to be the shortest.
+        draws: see `Encoded`.
 
     Raises:
         TypeError: the array has another dtype.
@@ -144,8 +151,10 @@ class Image:
 
     array: Any
     layout: Literal["HWC", "CHW"] | None = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         optional(one_of, "Image(layout=…)", self.layout, choices=("HWC", "CHW"))
         array = _to_array("Image", self.array)
         if array.dtype != np.uint8:
@@ -182,6 +191,7 @@ class Mask:
         array: H×W, or N×H×W (or N×1×H×W) for N masks of one image, such as one per instance: bool, integers or floats,
             or anything that `numpy.asarray` converts to them. It can also be an `Encoded` file whose stored values are
             the mask: palette indices, or grey values of 8 bits (uint8) or more (int32), never colours.
+        draws: the number of its image's random parameters, see `Encoded`; by default, that of an `Encoded` array.
 
     Attributes:
         array: the array, or the `Encoded`. Integer types that torch lacks are widened.
@@ -196,9 +206,13 @@ class Mask:
     """
 
     array: Any
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         if isinstance(self.array, Encoded):
+            if self.draws is None:
+                object.__setattr__(self, "draws", self.array.draws)
             return
         array = _to_numeric_array("Mask", self.array)
         if array.ndim not in (2, 3) and not (array.ndim == 4 and array.shape[1] == 1):
@@ -221,6 +235,7 @@ class Boxes:
             width, height).
         canvas_hw: the height and width of the image that the boxes were drawn on, if known. A Loader warns if the
             decoded image has another size, for example because its EXIF tag rotates it.
+        draws: the number of their image's random parameters, see `Encoded`.
 
     Raises:
         TypeError: the array does not contain numbers.
@@ -235,8 +250,10 @@ class Boxes:
     array: Any
     format: BoxFormat = "xyxy"
     canvas_hw: tuple[int, int] | None = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         object.__setattr__(self, "format", format_name("Boxes(format=…)", self.format))
         if self.canvas_hw is not None:
             canvas_hw = pair("Boxes(canvas_hw=…)", self.canvas_hw, form="(height, width)", entry=integer)
@@ -269,6 +286,7 @@ class Keypoints:
     Args:
         array: (…, 2), floats or integers. A Loader returns keypoints in the same dtype and shape, except that lists of
             floats become float32, and integers of 8 and 16 bits become int32.
+        draws: the number of their image's random parameters, see `Encoded`.
 
     Raises:
         TypeError: the array does not contain numbers.
@@ -280,8 +298,10 @@ class Keypoints:
     """
 
     array: Any
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         array = _to_numeric_array("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
@@ -369,6 +389,12 @@ def takes_meta(collate_fn: object) -> bool:
     return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
+def _check_draws(leaf: Encoded | Image | Target) -> None:
+    if leaf.draws is not None:
+        name = f"{type(leaf).__name__}(draws=…)"
+        object.__setattr__(leaf, "draws", integer(name, leaf.draws, minimum=0, maximum=len(DRAWS) - 1))
+
+
 def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
     """Check and return the pixels of an image that is not uint8, in the machine's byte order."""
     if array.dtype.name not in PIXELS:
@@ -444,7 +470,7 @@ def _refuse_file(name: str, value: object, remedy: str) -> None:
         raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
 
 
-def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None) -> Encoded:
+def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None, draws: int | None = None) -> Encoded:
     """Read an image file, or an image at a URL, without decoding it.
 
     Use it in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload
@@ -453,6 +479,7 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
     Args:
         path: the path of the file, or a URL, which is read through fsspec.
         storage_options: for a URL: options for fsspec, or a `Remote`.
+        draws: see `Encoded`.
 
     Raises:
         OSError: the file is missing, or is not a regular file (a folder, a FIFO, a device).
@@ -465,8 +492,10 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
             "and leave out samples without a file"
         )
     if (remote := remote_options(path, storage_options)) is not None:
-        return Encoded(read_files([os.fspath(path)], remote)[0], "RGB", display_path(os.fspath(path)))
-    return Encoded(read_file(path), "RGB", os.fspath(path))
+        data, source = read_files([os.fspath(path)], remote)[0], display_path(os.fspath(path))
+    else:
+        data, source = read_file(path), os.fspath(path)
+    return Encoded(data, "RGB", source, draws=draws)
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
