@@ -280,14 +280,6 @@ def test_augment_does_not_check_the_range_of_floats_on_the_device():
     assert gl.Augment(CROPS)(beyond.to(HERE)).isfinite().all()
 
 
-@pytest.mark.parametrize("target", ["boxes", "keypoints"])
-def test_boxes_and_keypoints_on_the_device_raise(target):
-    with pytest.raises(
-        ValueError, match=re.escape("takes numbers on the CPU, where they are transformed, got a tensor on cuda:0")
-    ):
-        gl.Boxes(torch.zeros(1, 4, device=HERE)) if target == "boxes" else gl.Keypoints(torch.zeros(1, 2, device=HERE))
-
-
 def test_positions_on_the_device_raise():
     with pytest.raises(ValueError, match="positions are on cuda:0; pass them on the CPU, to avoid waiting"):
         gl.Augment(CROPS)(image_batch().to(HERE), positions=torch.arange(6, device=HERE))
