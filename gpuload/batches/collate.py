@@ -453,7 +453,7 @@ def _stack_points(
     Raises:
         CollateError: keypoints with pairs differ in shape or dtype.
     """
-    target: Any = columns.points[leaves[0]].get(0)
+    target = columns.points[leaves[0]].get(0)
     belongs = isinstance(target, Boxes) or target.array.ndim > 2
     if padding is not None and belongs and (lengths := padding.lengths_of(entries)) is not None:
         valid = np.arange(max(lengths)) < np.array(lengths)[:, None]
@@ -461,7 +461,7 @@ def _stack_points(
     for row, entry_of_row in enumerate(entries):
         if (entry_of_row.shape, entry_of_row.dtype) == (entries[0].shape, entries[0].dtype):
             continue
-        if target.pairs is None:
+        if isinstance(target, Boxes) or target.pairs is None:
             return list(entries)
         raise CollateError(
             f"keypoints with pairs= are stacked, but {columns.name(0, leaves[0])} is {describe_leaf(entries[0])}, and "
