@@ -21,10 +21,11 @@ from torch.utils._pytree import tree_map
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
+from gpuload.batches.padded_targets import check_padded, exchange_pairs, transform_padded
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
 from gpuload.checks import integer, mapping, string, strings
-from gpuload.datasets.sample import Boxes, explain_float_range
+from gpuload.datasets.sample import Boxes, Keypoints, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
 from gpuload.order.spec import BatchSpec
@@ -57,10 +58,12 @@ class Augment(torch.nn.Module):
     Images are uint8, uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no
     parameters; ``eval()`` has no effect.
 
-    Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
-    an N×H×W `Mask`, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per
-    image. Masks may be on the device; boxes and keypoints must be on the CPU. All targets are returned as tensors on
-    the device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
+    Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, an
+    N×H×W or N×M×H×W `Mask`, N×M×4 `Boxes`, N×M×…×2 `Keypoints`, or a list with a `Mask`, `Boxes` or `Keypoints` per
+    image, also within a list of one dict per image. All can be on the device, except for boxes and keypoints in a list.
+    All targets are returned on the device of the images, as tensors, except that N×M×4 `Boxes`, and `Keypoints` with
+    `valid`, remain of their type: boxes and keypoints that a transform drops become invalid there. `MixUp` and `CutMix`
+    make the labels soft. Everything else passes through unchanged.
 
     Random parameters depend only on (seed, epoch, position), as in a `Loader`. Positions continue from batch to batch,
     across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch, the position and the backend. For
@@ -323,11 +326,12 @@ class Augment(torch.nn.Module):
         ]
         if self._chain.modules:
             compiled.call_modules(spec.epoch, finished)
+        padded = self._transform_padded(tree, finished, device)
         results = iter(finished.images)
         values = [
             finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves
         ]
-        for number, target in self._collate_targets(tree, finished, device).items():
+        for number, target in (self._collate_targets(tree, finished, device) | padded).items():
             values[number] = target
         result = tree.rebuild(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
@@ -338,11 +342,16 @@ class Augment(torch.nn.Module):
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
         """
-        count, reader = tree.count, self._reader
+        count, reader, padded = tree.count, self._reader, tree.padded
         columns = Columns(range(count), sources=[None] * count)
+        if padded:
+            check_padded(self._chain, list(padded.values()))
         if tree.has_targets or self._needs_boxes:
             samples = []
-            for row in range(count):
+            # If no leaf is a list, all samples have the same shapes.
+            is_ragged = any(leaf.kind != "value" and isinstance(leaf.value, list) for leaf in tree.leaves)
+            is_uniform = bool(padded) and not is_ragged
+            for row in range(1 if is_uniform else count):
                 try:
                     samples.append(reader.read(row, tree.sample(row)))
                 except (TypeError, ValueError) as error:
@@ -350,6 +359,7 @@ class Augment(torch.nn.Module):
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
             columns = make_columns(samples)
+            columns = columns.take(np.zeros(count, np.int64)) if is_uniform else columns
         elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
@@ -366,13 +376,35 @@ class Augment(torch.nn.Module):
             self._warned_of_images = bool(messages[-1])
         for message in filter(None, messages):
             warnings.warn(message, RuntimeWarning, stacklevel=7)
+        if padded:
+            columns.points = {}  # only placeholders
         return columns
+
+    def _transform_padded(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
+        """Return the transformed padded boxes and keypoints, and the visibility of keypoints, keyed by leaf index."""
+        results: dict[int, Any] = {}
+        for part in finished.parts() if tree.padded else ():
+            fields = part.columns.fields[0].get(part.draws, ()) if part.columns.fields else ()
+            targets = {
+                leaf: target for leaf, target in tree.padded.items() if (tree.leaves[leaf].draws or 0) == part.draws
+            }
+            views = [transform_padded(program, targets, fields, device) for program in part.first_programs]
+            results |= {leaf: finished.combine_views([view[leaf] for view, _ in views]) for leaf in targets}
+            for leaf, target in targets.items():
+                if not isinstance(target, Keypoints) or not target.pairs:
+                    continue
+                if (visibility := tree.sibling(leaf, "visibility")) is not None:
+                    values, axis = torch.as_tensor(tree.leaves[visibility].value), target.array.ndim - 2
+                    entries = [exchange_pairs(values, target, axis, is_mirrored) for _, is_mirrored in views]
+                    results[visibility] = finished.combine_views(entries)
+        return results
 
     def _collate_targets(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf index. The targets are on
         the device."""
         collated: dict[int, Any] = {}
         columns, ragged, pad_to = finished.columns, self._options["ragged"], self._options["pad_to"]
+        fields = {leaf for row_fields in columns.fields for leaves in row_fields.values() for leaf in leaves}
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
         for index, leaf in enumerate(tree.leaves):
             if leaf.kind == "images" or not (index in finished.full_columns or index in finished.cells):
@@ -392,6 +424,8 @@ class Augment(torch.nn.Module):
                 views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
+            elif leaf.kind == "value" and not isinstance(leaf.value, list) and index not in fields:  # a visibility
+                views = [torch.stack(list(map(torch.as_tensor, view))) for view in views]
             collated[index] = finished.combine_views(views)
         targets = {index: target for index, target in collated.items() if tree.leaves[index].kind != "value"}
         return collated | move_merged(targets, partial(_to_device, device=device, pins_memory=True))

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from gpuload.datasets.recognise import MASK_NAME, with_draws
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, is_batch_form
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
     describe,
     describe_leaf,
+    find_sibling,
     flatten,
     innermost_names_of,
     key_paths_of,
@@ -75,6 +76,11 @@ class Leaf:
             arrays = [array[:, 0] if getattr(array, "ndim", 0) == 4 else array for array in arrays]  # N×1×H×W
         return [(f"{self.path}[{n}]", array) for n, array in enumerate(arrays)]
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether these are boxes or keypoints that can only be transformed as those of an entire batch."""
+        return isinstance(self.value, Boxes | Keypoints) and is_batch_form(self.value)
+
     def entry(self, row: int, count: int) -> Any:
         """Return one image's entry if the value has one entry for each of `count` images, otherwise the entire value.
         For a list of another length, return None: in a sample, the list would become several leaves, and shift the
@@ -88,6 +94,11 @@ class Leaf:
     def sample_entry(self, row: int, count: int) -> Any:
         """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become
         placeholders of the same height and width."""
+        if self.is_padded:  # on the CPU, zeros stand for the values, which may be on a device
+            zeros, target = np.zeros(tuple(self.value.array.shape[1:]), np.float32), self.value
+            if isinstance(target, Boxes):
+                return Boxes(zeros, target.format, target.canvas_hw)
+            return Keypoints(zeros, pairs=target.pairs)
         value = self.entry(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
@@ -102,11 +113,12 @@ class Leaf:
         if self.kind == "points" and not isinstance(value, Boxes | Keypoints):
             if isinstance(value, torch.Tensor) and not value.is_cpu:
                 raise ValueError(
-                    f"{self.path} is on {value.device}, but boxes and keypoints are transformed on the CPU, to avoid "
-                    "waiting for the device; pass them as the loader returned them, and the results will be on the "
-                    "device of the images"
+                    f"{self.path} is on {value.device}, where boxes and keypoints have to be those of the entire "
+                    "batch; pass gpuload.Boxes(N×M×4, valid=…) or gpuload.Keypoints(N×M×…×2, valid=…), or pass them as "
+                    "the loader returned them, on the CPU, and the results will be on the device of the images"
                 )
-            return value if type(value).__name__ in TARGETS else Keypoints(value)  # an entry of a TVTensor is a tensor
+            if type(value).__name__ not in TARGETS:  # an entry of a `Keypoints` or of a TVTensor
+                return Keypoints(value, pairs=getattr(self.value, "pairs", None))
         return value
 
 
@@ -141,6 +153,8 @@ class BatchTree:
             _check_names(argument, names, located)
         self.leaves = []
         for (value, per_image), (path, name) in zip(folded_leaves, located, strict=True):
+            if type(value).__name__ == "KeyPoints" and _is_target(value) and not value.is_cpu:
+                value = Keypoints(value.as_subclass(torch.Tensor))
             is_selected = images is None or not images.isdisjoint((path, name))
             kind = _kind_of(value, path) if is_selected or _has_target(value) else "value"
             if images is not None and is_selected and kind == "value":
@@ -153,6 +167,8 @@ class BatchTree:
                     f"Augment(draws=…) selects {path}, {describe_leaf(value)}, which is neither an image nor a mask, "
                     "boxes or keypoints; leave it out"
                 )
+            if number is None and kind != "value":
+                number = getattr(value, "draws", None)
             self.leaves.append(Leaf(kind, value, path, per_image, number))
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
@@ -179,6 +195,32 @@ class BatchTree:
             "and masks can be declared as gpuload.Mask"
         )
 
+    @property
+    def padded(self) -> dict[int, Boxes | Keypoints]:
+        """The boxes and keypoints that are transformed on the device, keyed by leaf index. If some can only be
+        transformed there, all are.
+
+        Raises:
+            ValueError: some boxes or keypoints are in a list with an entry for each image.
+        """
+        leaves = {index: leaf for index, leaf in enumerate(self.leaves) if leaf.kind == "points"}
+        padded = next((leaf for leaf in leaves.values() if leaf.is_padded), None)
+        if padded is None:
+            return {}
+        for leaf in leaves.values():
+            if not isinstance(leaf.value, Boxes | Keypoints):
+                raise ValueError(
+                    f"{padded.path} has the {type(padded.value).__name__.lower()} of all images together, but "
+                    f"{leaf.path} is {describe_leaf(leaf.value)}; pass both with one entry per image in a list on the "
+                    "CPU, or both as gpuload.Boxes(N×M×4, valid=…) or gpuload.Keypoints(N×M×…×2, valid=…)"
+                )
+        return {index: leaf.value for index, leaf in leaves.items()}
+
+    def sibling(self, index: int, name: str) -> int | None:
+        """Return the index of the leaf called `name` next to a leaf; None if there is none."""
+        sibling = find_sibling(self._sample_structure, index, name)
+        return None if sibling is None else sibling[0]
+
     def sample(self, row: int) -> Any:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
         entries = [leaf.sample_entry(row, self.count) for leaf in self.leaves]
@@ -194,10 +236,10 @@ class BatchTree:
         if leaf.kind == "value":
             return
         type_name, first_images = type(leaf.value).__name__, self.images[0]
-        if type_name in ("Boxes", "BoundingBoxes"):
+        if type_name in ("Boxes", "BoundingBoxes") and not leaf.is_padded:
             raise TypeError(
                 f"{leaf.path} is the {type_name} of a single image; pass a list with one {type_name} per image, empty "
-                "for images without boxes"
+                "for images without boxes, or gpuload.Boxes of shape N×M×4"
             )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:

@@ -33,6 +33,7 @@ from gpuload.datasets.sample import (
     Mask,
     Target,
     explain_deep_pixels,
+    is_batch_form,
 )
 from gpuload.datasets.tree import (
     LEAF,
@@ -120,7 +121,7 @@ def find_leaves(
 
 def _drop_channel_axis(target: Target) -> Target:
     """Return the target, with a mask of N×1×H×W as N×H×W."""
-    is_deep = isinstance(target, Mask) and getattr(target.array, "ndim", 0) == 4
+    is_deep = isinstance(target, Mask) and getattr(target.array, "ndim", 0) == 4 and not is_batch_form(target)
     return Mask(target.array[:, 0], target.draws) if is_deep else target
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target, to_xyxy
-from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.datasets.tree import LEAF, Structure, describe_leaf, find_sibling, flatten, is_tensor
 from gpuload.decode import Decoder
 from gpuload.decode.header import is_transposed, read_header
 from gpuload.decode.options import Decode
@@ -25,6 +25,7 @@ from gpuload.transforms.chain import Chain
 __all__ = [
     "WARNING_PREFIX",
     "box_droppers",
+    "check_visibility",
     "explain_target_conflict",
     "find_fields",
     "format_size",
@@ -67,6 +68,21 @@ def explain_target_conflict(chain: Chain) -> str | None:
             f"differ too; remove {type(droppers[0]).__name__} or the MultiView"
         )
     return None
+
+
+def check_visibility(structure: Structure, leaves: Sequence[object], targets: Mapping[int, Target]) -> None:
+    """Raise a ValueError if the visibility next to keypoints with pairs, whose entries are exchanged with the points,
+    does not match the keypoints."""
+    for leaf, target in targets.items():
+        if isinstance(target, Keypoints) and target.pairs:
+            sibling = find_sibling(structure, leaf, "visibility")
+            expected = target.array.shape[:-1]
+            if sibling is not None and (sibling[1] != LEAF or _shape(leaves[sibling[0]])[: len(expected)] != expected):
+                actual = describe_leaf(leaves[sibling[0]]) if sibling[1] == LEAF else f"a {sibling[1][0]}"
+                raise ValueError(
+                    f"the visibility next to Keypoints(pairs=…) of shape {target.array.shape} must be an array or "
+                    f"tensor of shape {expected}, so that its entries are exchanged with the points, got {actual}"
+                )
 
 
 def find_fields(
@@ -118,6 +134,13 @@ def _point_fields(scope: Scope, box_fields: set[int], point_droppers: Sequence[A
         raise ValueError(
             f"{name} needs keypoints of shape (N, …, 2), got one point of shape {search.target.array.shape}; "
             "add an axis"
+        )
+    keypoints: Any = search.target
+    if keypoints.pairs is not None and keypoints.array.ndim == 2:
+        raise ValueError(
+            f"{name} drops single points of keypoints of shape {keypoints.array.shape}, but pairs= gives each "
+            "point a fixed index; pass keypoints of shape (n, K, 2), whose groups are dropped, or leave out one of the "
+            "two"
         )
     point_fields: set[int] = set()
     for transform in point_droppers:

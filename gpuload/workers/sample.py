@@ -34,7 +34,9 @@ from gpuload.datasets.sample import (
     Keypoints,
     Mask,
     Target,
+    explain_batch_form,
     explain_float_range,
+    is_batch_form,
     plain_meta,
     to_xyxy,
 )
@@ -63,6 +65,7 @@ from gpuload.transforms.program.ops import Box, ChainMixture, Ops, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.box_fields import (
     box_droppers,
+    check_visibility,
     explain_target_conflict,
     find_fields,
     format_size,
@@ -317,6 +320,9 @@ class SampleReader:
             )
         if targets and self._target_conflict is not None:
             raise ValueError(self._target_conflict)
+        for target in filter(is_batch_form, targets.values()):
+            raise ValueError(explain_batch_form(target))
+        check_visibility(sample.structure, leaves, targets)
         numbers = dict.fromkeys(image.draws for image in sample.images.values())
         for leaf, target in targets.items():
             if (target.draws or 0) not in numbers:
