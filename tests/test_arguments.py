@@ -88,6 +88,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "from_timm": lambda files, **options: T.from_timm(
         **{"is_training": not any(name.startswith("crop") for name in options), **options}
     ),
+    "Window": lambda files, **options: T.Window(**{"center": 40, "width": 400, **options}),
+    "read": lambda files, **options: gl.read(files.folder / "1.png", **options),
 }
 # Values of arguments that cannot be 1, True or (0.5, 1).
 VALUES: dict[str, Any] = {
@@ -102,6 +104,7 @@ VALUES: dict[str, Any] = {
     "Normalize.std": (0.5,),
     "RandomChoice.p": (0.5, 0.25, 0.25),
     "Resize.max_size": 16,
+    "Window.width": 400.0,
 }
 # Public names that only gpuload calls, or that have no arguments to check.
 MADE_BY_GPULOAD = {
@@ -195,6 +198,7 @@ OUT_OF_BOUNDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "TrimBorder": {"border_size": (-1,)},
     "TrivialAugmentWide": {"num_magnitude_bins": (1,)},
     "UniformTemporalSubsample": {"num_samples": (0,)},
+    "Window": {"width": (1.0,)},
     "headspace": {"steps": (0,)},
     "pack": {"quality": (0, 101), "shard_bytes": (0,), "short_side": (0, 65_501), "workers": (-1, 4097)},
 }

@@ -2,5 +2,5 @@
 
 `cases` defines the transforms and recipes to measure, `photographs` the input, `contenders` the implementations, `dali`
 those in DALI's dynamic mode, `measuring` the clocks and rounds, and `kernel` the fused kernels alone. `tables` formats
-the report, and `__main__` is the command. `own` is a separate command.
+the report, and `__main__` is the command. `own` and `boxes` are separate commands.
 """

@@ -165,7 +165,7 @@ class Assembly:
             release()  # unpickling has copied the batch
             collate_batch = partial(self._move_to_device, _value_from_worker(columns))
         else:
-            outline = None if options.rebuilds_samples else outline_of(columns)
+            outline = None if options.rebuilds_samples else outline_of(columns, pads_boxes=options.boxes == "padded")
             finished = self.finish(batch, columns, release, make_plan)
             collate_batch = partial(self._collate, batch.spec.epoch, finished, outline)
         warning = batch.spec.warning
@@ -249,7 +249,14 @@ class Assembly:
         # Labels are checked and mixed before they are copied to the device, to avoid waiting for the device.
         move = self._move if pairing is None else lambda tensor: tensor
         with _cpu_context():
-            value = collate(finished, outline, ragged=options.ragged, pad_to=options.pad_to, to_device=move)
+            value = collate(
+                finished,
+                outline,
+                ragged=options.ragged,
+                pad_to=options.pad_to,
+                pads_boxes=options.boxes == "padded",
+                to_device=move,
+            )
             if pairing is None:
                 return value
             return self._move_to_device(soften(value, pairing, finished.columns.name))

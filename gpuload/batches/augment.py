@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -21,14 +21,16 @@ from torch.utils._pytree import tree_map
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
+from gpuload.batches.padded_targets import check_padded, exchange_pairs, transform_padded
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
-from gpuload.checks import integer, strings
-from gpuload.datasets.sample import Boxes, explain_float_range
+from gpuload.checks import integer, mapping, string, strings
+from gpuload.datasets.sample import Boxes, Keypoints, explain_float_range
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
+from gpuload.rng.streams import DRAWS
 from gpuload.stage import Plan, RaggedImages, check_stage, compile_stage
 from gpuload.stage import device as devices
 from gpuload.stage.masks import pack_masks
@@ -36,7 +38,7 @@ from gpuload.stage.plan import check_device
 from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
-from gpuload.transforms.convert import LEVELS_PER_UNIT, converts_on_entry
+from gpuload.transforms.convert import LEVELS_PER_UNIT, Window, converts_on_entry, window_of
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.job import Job
@@ -52,14 +54,16 @@ class Augment(torch.nn.Module):
     """A module that augments and normalizes batches of any loader, with separate random parameters for each sample.
 
     Call it with a batch: an N×C×H×W or N×T×C×H×W tensor (clips, whose frames share random parameters), a list of N
-    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters. Images are uint8,
-    uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no parameters;
-    ``eval()`` has no effect.
+    C×H×W tensors, or tuples and dicts of these; the images of a sample share random parameters, except with `draws`.
+    Images are uint8, uint16, or floats from 0 to 1, on the CPU or on a GPU, in any memory format. The module has no
+    parameters; ``eval()`` has no effect.
 
-    Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, a
-    an N×H×W `Mask`, or a list with a `Mask`, `Boxes` or `Keypoints` per image, also within a list of one dict per
-    image. Masks may be on the device; boxes and keypoints must be on the CPU. All targets are returned as tensors on
-    the device of the images. `MixUp` and `CutMix` make the labels soft. Everything else passes through unchanged.
+    Masks, boxes and keypoints are transformed like the images if their type declares them: torchvision's TVTensors, an
+    N×H×W or N×M×H×W `Mask`, N×M×4 `Boxes`, N×M×…×2 `Keypoints`, or a list with a `Mask`, `Boxes` or `Keypoints` per
+    image, also within a list of one dict per image. All can be on the device, except for boxes and keypoints in a list.
+    All targets are returned on the device of the images, as tensors, except that N×M×4 `Boxes`, and `Keypoints` with
+    `valid`, remain of their type: boxes and keypoints that a transform drops become invalid there. `MixUp` and `CutMix`
+    make the labels soft. Everything else passes through unchanged.
 
     Random parameters depend only on (seed, epoch, position), as in a `Loader`. Positions continue from batch to batch,
     across all ranks of ``torch.distributed``; ``state_dict()`` contains the epoch, the position and the backend. For
@@ -71,6 +75,8 @@ class Augment(torch.nn.Module):
         images: the names of the images in the batch: dict keys, fields of dataclasses, or paths as in messages, such as
             ``"batch[0]"``. Everything else that is not a target passes through unchanged. Default: all tensors that can
             be images; a warning names a leaf of floats that probably is none, such as a heat map beside images.
+        draws: a dict of such names of images and targets, with the number of their random parameters: those of a sample
+            with the same number share random parameters, and others are independent. By default, the number is 0.
         device: the device that augments and returns images. Batches on the CPU are copied to it, asynchronously if they
             are in page-locked memory. Default: the device of each batch.
 
@@ -101,6 +107,7 @@ class Augment(torch.nn.Module):
         pad_to: int | None = None,
         backend: str = "auto",
         images: Sequence[str] | None = None,
+        draws: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         options = {
@@ -111,6 +118,10 @@ class Augment(torch.nn.Module):
             "backend": backend,
         }
         self._images = None if images is None else frozenset(strings("images", images))
+        self._draws = {
+            string("draws, in its names,", name): integer(f"draws[{name!r}]", number, minimum=0, maximum=len(DRAWS) - 1)
+            for name, number in mapping("draws", {} if draws is None else draws).items()
+        }
         self._arguments = transforms, integer("seed", seed, minimum=0, maximum=2**64 - 1), device, options
         self._set_up()
         self._epoch = self._position = self._step = 0
@@ -136,7 +147,9 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         searches = chain.moves_pixels and self._images is None  # for targets that are not declared
-        self._converts_on_entry = converts_on_entry(chain)
+        self._window = window_of(chain)
+        convert = _to_levels if converts_on_entry(chain) else _widen_floats
+        self._convert: Any = convert if self._window is None else self._window.levels
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._compiled: dict[torch.device, BatchTransform] = {}
@@ -230,10 +243,10 @@ class Augment(torch.nn.Module):
             CollateError: labels are missing, or cannot be mixed; samples cannot be combined.
             RuntimeError: called in a worker of a DataLoader without `positions`.
         """
-        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images)
+        tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images, self._draws)
         device = self._device_of(tree)
         for leaf in tree.images:
-            _check_images(leaf)
+            _check_images(leaf, self._window)
         name, size = self._chain.group
         if tree.count % size:
             raise ValueError(
@@ -295,10 +308,7 @@ class Augment(torch.nn.Module):
 
     def _augment_tree(self, tree: BatchTree, spec: BatchSpec, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
-        sources = [
-            _Images(leaf, device, has_siblings=len(tree.images) > 1, converts=self._converts_on_entry)
-            for leaf in tree.images
-        ]
+        sources = [_Images(leaf, device, self._convert, has_siblings=len(tree.images) > 1) for leaf in tree.images]
         columns = self._read_columns(tree, sources, spec.positions)
 
         def read(column: ImageColumn) -> RaggedImages:
@@ -316,11 +326,12 @@ class Augment(torch.nn.Module):
         ]
         if self._chain.modules:
             compiled.call_modules(spec.epoch, finished)
+        padded = self._transform_padded(tree, finished, device)
         results = iter(finished.images)
         values = [
             finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves
         ]
-        for number, target in self._collate_targets(tree, finished, device).items():
+        for number, target in (self._collate_targets(tree, finished, device) | padded).items():
             values[number] = target
         result = tree.rebuild(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
@@ -331,11 +342,16 @@ class Augment(torch.nn.Module):
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
         """
-        count, reader = tree.count, self._reader
+        count, reader, padded = tree.count, self._reader, tree.padded
         columns = Columns(range(count), sources=[None] * count)
+        if padded:
+            check_padded(self._chain, list(padded.values()))
         if tree.has_targets or self._needs_boxes:
             samples = []
-            for row in range(count):
+            # If no leaf is a list, all samples have the same shapes.
+            is_ragged = any(leaf.kind != "value" and isinstance(leaf.value, list) for leaf in tree.leaves)
+            is_uniform = bool(padded) and not is_ragged
+            for row in range(1 if is_uniform else count):
                 try:
                     samples.append(reader.read(row, tree.sample(row)))
                 except (TypeError, ValueError) as error:
@@ -343,10 +359,14 @@ class Augment(torch.nn.Module):
             for picture in (picture for sample in samples for picture in sample.pictures):
                 picture.region = [0, 0, picture.height, picture.width]
             columns = make_columns(samples)
+            columns = columns.take(np.zeros(count, np.int64)) if is_uniform else columns
         elif not reader.is_search_over:
             reader.read(0, tree.sample(0))
         columns.positions, columns.indices = positions, np.arange(count)
-        columns.images = [ImageColumn(source.planes.table[:: source.frames], [-1]) for source in sources]
+        columns.images = [
+            ImageColumn(source.planes.table[:: source.frames], [-1], draws=[leaf.draws or 0])
+            for source, leaf in zip(sources, tree.images, strict=True)
+        ]
         messages = [reader.warning]
         reader.clear_warning()
         if columns.has_targets and not self._warned:
@@ -356,13 +376,35 @@ class Augment(torch.nn.Module):
             self._warned_of_images = bool(messages[-1])
         for message in filter(None, messages):
             warnings.warn(message, RuntimeWarning, stacklevel=7)
+        if padded:
+            columns.points = {}  # only placeholders
         return columns
+
+    def _transform_padded(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
+        """Return the transformed padded boxes and keypoints, and the visibility of keypoints, keyed by leaf index."""
+        results: dict[int, Any] = {}
+        for part in finished.parts() if tree.padded else ():
+            fields = part.columns.fields[0].get(part.draws, ()) if part.columns.fields else ()
+            targets = {
+                leaf: target for leaf, target in tree.padded.items() if (tree.leaves[leaf].draws or 0) == part.draws
+            }
+            views = [transform_padded(program, targets, fields, device) for program in part.first_programs]
+            results |= {leaf: finished.combine_views([view[leaf] for view, _ in views]) for leaf in targets}
+            for leaf, target in targets.items():
+                if not isinstance(target, Keypoints) or not target.pairs:
+                    continue
+                if (visibility := tree.sibling(leaf, "visibility")) is not None:
+                    values, axis = torch.as_tensor(tree.leaves[visibility].value), target.array.ndim - 2
+                    entries = [exchange_pairs(values, target, axis, is_mirrored) for _, is_mirrored in views]
+                    results[visibility] = finished.combine_views(entries)
+        return results
 
     def _collate_targets(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf index. The targets are on
         the device."""
         collated: dict[int, Any] = {}
         columns, ragged, pad_to = finished.columns, self._options["ragged"], self._options["pad_to"]
+        fields = {leaf for row_fields in columns.fields for leaves in row_fields.values() for leaf in leaves}
         has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
         for index, leaf in enumerate(tree.leaves):
             if leaf.kind == "images" or not (index in finished.full_columns or index in finished.cells):
@@ -382,19 +424,19 @@ class Augment(torch.nn.Module):
                 views = [stack_masks(view, names, ragged, pad_to) for view in views]
             elif leaf.kind == "points" and not isinstance(leaf.value, list):  # keypoints, if none were dropped
                 views = [torch.stack(view) if len({points.shape for points in view}) == 1 else view for view in views]
+            elif leaf.kind == "value" and not isinstance(leaf.value, list) and index not in fields:  # a visibility
+                views = [torch.stack(list(map(torch.as_tensor, view))) for view in views]
             collated[index] = finished.combine_views(views)
         targets = {index: target for index, target in collated.items() if tree.leaves[index].kind != "value"}
         return collated | move_merged(targets, partial(_to_device, device=device, pins_memory=True))
 
 
 class _Images:
-    """A leaf of images on the stage's device, converted to uint8 if `converts`: `planes`, and the number of `frames`
-    per clip."""
+    """A leaf of images on the stage's device, converted by `convert`: `planes`, and the number of `frames` per clip."""
 
-    def __init__(self, leaf: Leaf, device: torch.device, *, has_siblings: bool, converts: bool) -> None:
+    def __init__(self, leaf: Leaf, device: torch.device, convert: Any, *, has_siblings: bool) -> None:
         self.is_clip = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() == 5
         self.frames = leaf.value.shape[1] if self.is_clip else 1
-        convert = _to_levels if converts else _widen_floats
         tensors = [convert(_to_device(tensor, device)) for _, tensor in leaf.entries]
         planes: Any = tensors if isinstance(leaf.value, list) else tensors[0]
         leaf_note = f" of {leaf.path}" if has_siblings else ""
@@ -414,9 +456,9 @@ class _Images:
         return result.unflatten(0, (-1, self.frames))
 
 
-def _check_images(leaf: Leaf) -> None:
-    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) floats
-    outside 0 … 1."""
+def _check_images(leaf: Leaf, window: Window | None) -> None:
+    """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) NaN and,
+    without a `Window`, floats outside 0 … 1. A `Window` does not take uint8."""
     _, first_image = leaf.entries[0]
     for path, tensor in leaf.entries:
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -424,6 +466,8 @@ def _check_images(leaf: Leaf) -> None:
                 f"{path} requires gradients, but augmentation is not differentiable; pass {path}.detach(), or call "
                 "it within torch.no_grad()"
             )
+        if window is not None and tensor.dtype == torch.uint8:
+            raise TypeError(f"{path} has 8 bits, but Window takes intensities: uint16, or floats of any range")
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
             expected, actual = (
                 f"{str(image.dtype).removeprefix('torch.')} of shape {tuple(image.shape)}"
@@ -435,7 +479,7 @@ def _check_images(leaf: Leaf) -> None:
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
-            if not (low >= 0 and high <= 1):
+            if low != low or (window is None and not (low >= 0 and high <= 1)):
                 raise ValueError(
                     f"{path} {explain_float_range(low, high)}; if it is not an image, select the images with "
                     "Augment(images=…)"

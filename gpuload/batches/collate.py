@@ -14,7 +14,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,14 +25,15 @@ from torch.utils.data import default_collate, default_convert
 
 from gpuload.batches.mixing import Pairing
 from gpuload.batches.pad import remedy_for
-from gpuload.checks import argument, check_fields, flag, function
+from gpuload.checks import argument, check_fields, flag, function, one_of
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import META, plain_meta
+from gpuload.datasets.sample import META, Boxes, Keypoints, make_target, plain_meta
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
     assemble,
     describe,
+    describe_leaf,
     difference,
     key_paths_of,
     leaf_count,
@@ -44,6 +45,7 @@ from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
 from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
+from gpuload.transforms.program.ops import Reformat
 
 __all__ = [
     "BatchOptions", "FinishedColumns", "Outline", "collate", "convert_arrays", "keep_meta", "move_merged", "outline_of",
@@ -53,11 +55,12 @@ __all__ = [
 MAX_MERGED_BYTES = 1 << 16  # larger tensors are copied to the device one by one
 ToDevice = Callable[[torch.Tensor], torch.Tensor]
 # The kind of a leaf, and an index: "image" and its index among the sample's images; "clip" and the index of its first
-# frame; or "mask", "points", "group" or "value" and 0.
+# frame; or "mask", "points", "column", "group" or "value" and 0.
 LeafKind = tuple[str, int]
 VALUE: LeafKind = ("value", 0)
 GROUP: LeafKind = ("group", 0)  # a container that becomes a list with one entry per image
-POINTS: LeafKind = ("points", 0)
+POINTS: LeafKind = ("points", 0)  # boxes and keypoints that turn their container into a group
+COLUMN: LeafKind = ("column", 0)  # boxes and keypoints that are padded or stacked
 Ragged = Literal["error", "list", "pad"]
 
 
@@ -66,7 +69,7 @@ class BatchOptions:
     """The options of a `Loader` that define how samples become batches.
 
     Args:
-        collate_fn, ragged, pad_to, pin_memory: as for `Loader`.
+        collate_fn, ragged, pad_to, boxes, pin_memory: as for `Loader`.
         chain, seed, single, planned, repeats: values from other groups: the transforms, the seed of their random
             parameters, whether samples are yielded one by one, whether gpuload itself decides which sample is at which
             position, and how many consecutive positions have the same sample.
@@ -78,6 +81,7 @@ class BatchOptions:
     collate_fn: Callable[[Any], Any] | None = argument(function, optional=True)
     ragged: Ragged
     pad_to: int | None
+    boxes: Literal["list", "padded"] = argument(one_of, choices=("list", "padded"))
     pin_memory: bool = argument(flag)
     chain: Chain
     seed: int
@@ -87,11 +91,13 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.rebuilds_samples and (self.ragged != "error" or self.pad_to is not None):
-            argument = f"ragged={self.ragged!r}" if self.ragged != "error" else f"pad_to={self.pad_to!r}"
+        defaults = {"ragged": "error", "pad_to": None, "boxes": "list"}
+        arguments = [f"{name}={value!r}" for name in defaults if (value := getattr(self, name)) != defaults[name]]
+        if self.rebuilds_samples and arguments:
             raise ValueError(
-                f"{argument} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
-                f"which gets each image in its own size; leave out {argument} (gpuload.pad_collate pads)"
+                f"{arguments[0]} cannot be combined with {'batch_size=None' if self.single else 'a collate_fn'}, "
+                f"which gets {'the boxes of each image' if arguments[0][0] == 'b' else 'each image in its own size'}; "
+                f"leave out {arguments[0]} (gpuload.pad_collate pads)"
             )
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
 
@@ -120,6 +126,7 @@ class FinishedColumns:
         has_views: whether a `MultiView` makes several views of each image.
         programs: the random parameters, for each of `Columns.images` and each view; empty if a worker planned the
             batch.
+        draws: the `draws` of the first images, or of all images if the columns are from `parts`.
         pairing: how the samples are mixed; None if they are not.
         images: the results of the stage, for each of `Columns.images` and each view.
         cells: the leaves that were finished one by one, keyed by leaf and row.
@@ -130,10 +137,21 @@ class FinishedColumns:
     columns: Columns
     has_views: bool = False
     programs: Sequence[Sequence[Program]] = ()
+    draws: int = 0
     pairing: Pairing | None = None
     images: list[list[Any]] = field(default_factory=list)
     cells: defaultdict[int, dict[int, Any]] = field(default_factory=partial(defaultdict, dict))
     full_columns: dict[int, Any] = field(default_factory=dict)
+
+    def parts(self) -> list[FinishedColumns]:
+        """Return the parts of the batch that share random parameters. They store their results in this object."""
+        programs: dict[int, list[Any]] = {}
+        for images, views in zip(self.columns.images, self.programs, strict=True):
+            programs.setdefault(images.draws[0], []).append(views)
+        return [
+            replace(self, columns=self.columns.with_draws(draws), programs=programs[draws], draws=draws)
+            for draws in programs
+        ]
 
     @property
     def first_programs(self) -> Sequence[Program]:
@@ -223,14 +241,14 @@ class Outline:
     leaves: list[list[Any]]
 
 
-def outline_of(columns: Columns) -> Outline:
-    """Return the outline of a batch.
+def outline_of(columns: Columns, *, pads_boxes: bool = False) -> Outline:
+    """Return the outline of a batch. With `pads_boxes`, containers with boxes do not become groups.
 
     Raises:
         CollateError: samples differ in their structure, or in the paths of their images; the message names two of
             them.
     """
-    kinds, structures = _find_kinds(columns), columns.structures
+    kinds, structures = _find_kinds(columns, pads_boxes), columns.structures
     outlines: list[Outline] = []
     for row in range(max(len(kinds), len(structures))):
         row_kinds, structure = entry(kinds, row), entry(structures, row)
@@ -257,23 +275,30 @@ def outline_of(columns: Columns) -> Outline:
     )
 
 
-def _find_kinds(columns: Columns) -> list[dict[int, LeafKind]]:
+def _find_kinds(columns: Columns, pads_boxes: bool) -> list[dict[int, LeafKind]]:
     """Return the kinds of the leaves of each sample, keyed by leaf index; a single entry in the usual case that all
     rows are the same."""
     images = [("image", index, column) for index, column in enumerate(columns.images)]
     images += [("mask", 0, column) for column in columns.masks]
     points = columns.points
-    common_kinds = {column.leaf: (kind, index) for kind, index, column in images} | dict.fromkeys(points, POINTS)
-    if None not in common_kinds and all(column.rows is None for column in points.values()):
+    points_kinds = {leaf: {_points_kind(value, pads_boxes) for value in points[leaf].values} for leaf in points}
+    is_common = all(column.rows is None and len(points_kinds[leaf]) == 1 for leaf, column in points.items())
+    common_kinds = {column.leaf: (kind, index) for kind, index, column in images}
+    if None not in common_kinds and is_common:
+        common_kinds |= {leaf: next(iter(leaf_kinds)) for leaf, leaf_kinds in points_kinds.items()}
         return [common_kinds]  # pyright: ignore[reportReturnType]
     kinds: list[dict[int, LeafKind]] = [{} for _ in range(len(columns))]
     for kind, index, column in images:
         for row, leaf in column.rows_and_leaves():
             kinds[row][leaf] = (kind, index)
     for leaf, column in points.items():
-        for row in column.row_indices.tolist():
-            kinds[row][leaf] = POINTS
+        for row, value in column.items():
+            kinds[row][leaf] = _points_kind(value, pads_boxes)
     return kinds
+
+
+def _points_kind(value: Boxes | Keypoints, pads_boxes: bool) -> LeafKind:
+    return COLUMN if pads_boxes or (isinstance(value, Keypoints) and value.pairs is not None) else POINTS
 
 
 def _fold(node: Structure, start: int, kinds: dict[int, LeafKind], leaves: list[tuple[LeafKind, Any]]) -> Structure:
@@ -293,7 +318,13 @@ def _fold(node: Structure, start: int, kinds: dict[int, LeafKind], leaves: list[
 
 
 def collate(
-    finished: FinishedColumns, outline: Outline, *, ragged: str, pad_to: int | None, to_device: ToDevice
+    finished: FinishedColumns,
+    outline: Outline,
+    *,
+    ragged: str,
+    pad_to: int | None,
+    to_device: ToDevice,
+    pads_boxes: bool = False,
 ) -> Any:
     """Build the batch.
 
@@ -301,11 +332,13 @@ def collate(
         finished, outline: the finished columns of the batch, and its outline.
         ragged, pad_to: how masks of different sizes are collated, as for images.
         to_device: moves a tensor to the device.
+        pads_boxes: whether boxes, and the values with an entry for each box, are padded to tensors.
 
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
     columns = finished.columns
+    padding = _Padding(finished, outline) if pads_boxes else None
     collated: dict[int, Any] = {}
     for number, (leaves, (kind, image_index)) in enumerate(zip(outline.leaves, outline.kinds, strict=True)):
         if kind == "group":
@@ -321,7 +354,11 @@ def collate(
             collated[number] = full_column
         elif kind != "value":
             views = finished.split_views(finished.entries(leaves))
-            if kind == "mask":
+            if kind == "column":
+                views = [_stack_points(view, leaves, columns, padding) for view in views]
+            elif kind == "mask":
+                if padding is not None and ragged != "list":
+                    views = [padding.pad_rows(view, leaves) for view in views]
                 names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
                 views = [stack_masks(view, names, ragged, pad_to) for view in views]
             collated[number] = finished.combine_views(views)
@@ -330,6 +367,10 @@ def collate(
         if kind == GROUP:
             groups = zip(outline.leaves[number], collated[number], strict=True)
             collated[number] = [unflatten(group.node, entries) for group, entries in groups]
+        elif kind == COLUMN and padding is not None:
+            views = collated[number] if finished.has_views else [collated[number]]
+            views = [padding.make_target(view, outline.leaves[number]) for view in views]
+            collated[number] = finished.combine_views(views)
     numbers = itertools.count()
 
     def collate_leaf(container_kind: str) -> Any:
@@ -338,10 +379,111 @@ def collate(
             return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         column = finished.entries(outline.leaves[number])
+        column = column if padding is None else padding.pad_rows(column, outline.leaves[number])
         entries = tuple(column) if container_kind in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assemble(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
+
+
+class _Padding:
+    """The padding of boxes, and of the values that have an entry for each box in every sample of a batch."""
+
+    def __init__(self, finished: FinishedColumns, outline: Outline) -> None:
+        self._finished, self._columns = finished, finished.columns
+        self._lengths: list[list[int]] = []  # the numbers of boxes of all samples, for each leaf of boxes
+        for leaves, kind in zip(outline.leaves, outline.kinds, strict=True):
+            if kind == COLUMN and isinstance(self._columns.points[leaves[0]].get(0), Boxes):
+                self._lengths.append(list(map(len, finished.split_views(finished.entries(leaves))[0])))
+
+    def lengths_of(self, entries: Sequence[Any]) -> list[int] | None:
+        """Return the numbers of boxes of all samples if the entries have as many rows; otherwise None."""
+        for value in entries:
+            is_array = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+            if not (is_array or isinstance(value, torch.Tensor)) or not value.ndim:
+                return None
+        return next((lengths for lengths in self._lengths if lengths == list(map(len, entries))), None)
+
+    def pad_rows(self, entries: Sequence[Any], leaves: Sequence[int]) -> list[Any]:
+        """Return tensors padded with zeros to one number of rows if the entries belong to boxes; otherwise the entries.
+
+        Raises:
+            CollateError: the entries differ in their dtype or in the number of their axes.
+        """
+        if (lengths := self.lengths_of(entries)) is None:
+            return list(entries)
+        tensors = [torch.from_numpy(entry.copy()) if isinstance(entry, np.ndarray) else entry for entry in entries]
+        first = next((row for row, length in enumerate(lengths) if length), 0)
+        padded = []
+        for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
+            # An empty array's dtype and shape are meaningless, but the size of an empty mask is that of its image.
+            is_same = tensor.dtype == tensors[first].dtype and tensor.dim() == tensors[first].dim()
+            if length and not is_same:
+                name, other_name = (self._columns.name(n, leaves[n]) for n in (first, row))
+                raise CollateError(
+                    f"the values that belong to boxes differ: {name} is {describe_leaf(tensors[first])}, and "
+                    f"{other_name} is {describe_leaf(tensor)}; return them with one dtype and one number of axes"
+                )
+            rows = tensors[first].new_zeros((max(lengths), *tensors[row if is_same else first].shape[1:]))
+            if length:
+                rows[:length] = tensor
+            padded.append(rows)
+        return padded
+
+    def make_target(self, value: Any, leaves: Sequence[int]) -> Any:
+        """Return padded boxes or keypoints, (array, valid), as `Boxes` or `Keypoints`; other values unchanged.
+
+        Raises:
+            CollateError: boxes have different formats.
+        """
+        if not isinstance(value, tuple):
+            return value
+        targets = [self._columns.points[leaf].get(row) for row, leaf in enumerate(leaves)]
+        if isinstance(targets[0], Keypoints):
+            return make_target(
+                Keypoints, array=value[0], pairs=targets[0].pairs, valid=value[1], draws=targets[0].draws
+            )
+        formats, draws = [target.format for target in targets], targets[0].draws or 0
+        programs = [views[0] for part in self._finished.parts() if part.draws == draws for views in part.programs]
+        for record in programs[0].records if programs else ():
+            if isinstance(record, Reformat):
+                for row in range(len(formats)) if record.rows is None else record.rows.tolist():
+                    formats[row] = record.format
+        for row, box_format in enumerate(formats):
+            if box_format != formats[0]:
+                names = self._columns.name(0, leaves[0]), self._columns.name(row, leaves[row])
+                raise CollateError(
+                    f"padded boxes must have one format, but {names[0]} is {formats[0]!r}, and {names[1]} is "
+                    f"{box_format!r}; put a ConvertBoundingBoxFormat into the transforms, for all images"
+                )
+        return make_target(Boxes, array=value[0], format=formats[0], valid=value[1], draws=targets[0].draws)
+
+
+def _stack_points(
+    entries: Sequence[torch.Tensor], leaves: Sequence[int], columns: Columns, padding: _Padding | None
+) -> Any:
+    """Return boxes or keypoints that belong to boxes padded, as (array, valid); other keypoints stacked, or listed if
+    they have no `pairs`.
+
+    Raises:
+        CollateError: keypoints with pairs differ in shape or dtype.
+    """
+    target = columns.points[leaves[0]].get(0)
+    belongs = isinstance(target, Boxes) or target.array.ndim > 2
+    if padding is not None and belongs and (lengths := padding.lengths_of(entries)) is not None:
+        valid = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        return torch.stack(padding.pad_rows(entries, leaves)), torch.from_numpy(valid)
+    for row, entry_of_row in enumerate(entries):
+        if (entry_of_row.shape, entry_of_row.dtype) == (entries[0].shape, entries[0].dtype):
+            continue
+        if isinstance(target, Boxes) or target.pairs is None:
+            return list(entries)
+        raise CollateError(
+            f"keypoints with pairs= are stacked, but {columns.name(0, leaves[0])} is {describe_leaf(entries[0])}, and "
+            f"{columns.name(row, leaves[row])} is {describe_leaf(entry_of_row)}; return the same number of points for "
+            "each image, or put keypoints of objects next to their boxes"
+        )
+    return torch.stack(list(entries))
 
 
 def _describe_sample(outline: Outline, structure: Structure) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import FinishedColumns, unwrap
-from gpuload.batches.targets import restore_targets, sample_targets_of, select_rows
+from gpuload.batches.targets import exchange, restore_targets, sample_targets_of, select_rows, visibility_of
 from gpuload.datasets.sample import Keypoints
 from gpuload.datasets.tree import key_paths_of
 from gpuload.errors import CollateError
@@ -65,10 +65,18 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
             f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
             "missing targets"
         )
-    fields = set(columns.fields[0]) if columns.fields else set()
+    fields = set(columns.fields[0].get(finished.draws, ())) if columns.fields else set()
     points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
     # Whether keypoints belong to boxes, for each leaf of keypoints.
     ownership = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
+    keypoints = {leaf: values[0] for leaf, values in points.items() if isinstance(values[0], Keypoints)}
+    visibilities = [visibility_of(columns, 0, leaf, target) for leaf, target in keypoints.items()]
+    for target, is_owned, visibility in zip(keypoints.values(), ownership, visibilities, strict=True):
+        if target.pairs is not None and not (is_owned and (visibility is None or visibility in fields)):
+            raise CollateError(
+                f"{name} combines the keypoints of several images, so that keypoints with pairs= must belong to boxes: "
+                f"(n, K, 2) next to n boxes, with their visibility; they have shape {target.array.shape}"
+            )
     scenes = []
     for row in range(len(columns)):
         values = {leaf: unwrap(columns.values[leaf].get(row)) for leaf in fields & columns.values.keys()}
@@ -85,6 +93,8 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
             for scene, mask in zip(scenes, stage(ragged, part, kinds)[0], strict=True):
                 scene.masks[leaf] = mask
         apply_records(part.records, [scene.targets for scene in scenes])
+        for scene in scenes:
+            _exchange_pairs(scene, list(keypoints.values()), visibilities)
         _drop_entries(scenes, fields, ownership)
         start = end + 1
         if record is not None:
@@ -101,6 +111,15 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
             finished.cells[leaf][row] = value
     for leaf in fields:
         finished.full_columns.pop(leaf, None)
+
+
+def _exchange_pairs(scene: Scene, keypoints: Sequence[Keypoints], visibilities: Sequence[int | None]) -> None:
+    """Exchange the points of the `pairs` of keypoints, and their visibility, if the records so far mirror the image."""
+    is_mirrored, scene.targets.is_mirrored = scene.targets.is_mirrored, False
+    for index, (target, visibility) in enumerate(zip(keypoints, visibilities, strict=True)):
+        scene.targets.points[index] = exchange(scene.targets.points[index], target, is_mirrored)
+        if visibility is not None:
+            scene.values[visibility] = exchange(scene.values[visibility], target, is_mirrored)
 
 
 def _find_differences(columns: Columns, name: str) -> Iterator[tuple[int, str]]:
@@ -121,7 +140,7 @@ def _find_differences(columns: Columns, name: str) -> Iterator[tuple[int, str]]:
         if row_fields != columns.fields[0]:
             paths = key_paths_of(columns.structure(row))
             first_paths, row_paths = (
-                ", ".join(paths[leaf if leaf >= 0 else ~leaf] for leaf in fields) or "none"
+                ", ".join(paths[max(leaf, ~leaf)] for leaves in fields.values() for leaf in leaves) or "none"
                 for fields in (columns.fields[0], row_fields)
             )
             difference = f"{first_paths} in the first, {row_paths} in the second"

@@ -8,20 +8,21 @@ never by value, since values may be on a device. This module runs in the caller'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from gpuload.datasets.recognise import MASK_NAME
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask
+from gpuload.datasets.recognise import MASK_NAME, with_draws
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, is_batch_form
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
     describe,
     describe_leaf,
+    find_sibling,
     flatten,
     innermost_names_of,
     key_paths_of,
@@ -50,12 +51,14 @@ class Leaf:
         value: the unchanged value; a list is one leaf unless it contains batched tensors.
         path: the path to the leaf, for errors.
         per_image: whether the value collects one entry per image, from a field of a list of dicts or from a tuple.
+        draws: the number of the images' or targets' draws, see `Encoded`; None means as the value says.
     """
 
     kind: str
     value: Any
     path: str
     per_image: bool = False
+    draws: int | None = None
 
     @property
     def is_suspect(self) -> bool:
@@ -73,6 +76,11 @@ class Leaf:
             arrays = [array[:, 0] if getattr(array, "ndim", 0) == 4 else array for array in arrays]  # N×1×H×W
         return [(f"{self.path}[{n}]", array) for n, array in enumerate(arrays)]
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether these are boxes or keypoints that can only be transformed as those of an entire batch."""
+        return isinstance(self.value, Boxes | Keypoints) and is_batch_form(self.value)
+
     def entry(self, row: int, count: int) -> Any:
         """Return one image's entry if the value has one entry for each of `count` images, otherwise the entire value.
         For a list of another length, return None: in a sample, the list would become several leaves, and shift the
@@ -86,6 +94,11 @@ class Leaf:
     def sample_entry(self, row: int, count: int) -> Any:
         """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become
         placeholders of the same height and width."""
+        if self.is_padded:  # on the CPU, zeros stand for the values, which may be on a device
+            zeros, target = np.zeros(tuple(self.value.array.shape[1:]), np.float32), self.value
+            if isinstance(target, Boxes):
+                return Boxes(zeros, target.format, target.canvas_hw)
+            return Keypoints(zeros, pairs=target.pairs)
         value = self.entry(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
@@ -96,15 +109,16 @@ class Leaf:
                     f"{self.path} is an encoded file, but Augment needs decoded masks; gpuload.Loader decodes files"
                 )
             zero = np.zeros((), str(mask.dtype).removeprefix("torch."))
-            return Mask(np.broadcast_to(zero, tuple(mask.shape)))
+            return Mask(np.broadcast_to(zero, tuple(mask.shape)), getattr(value, "draws", None))
         if self.kind == "points" and not isinstance(value, Boxes | Keypoints):
             if isinstance(value, torch.Tensor) and not value.is_cpu:
                 raise ValueError(
-                    f"{self.path} is on {value.device}, but boxes and keypoints are transformed on the CPU, to avoid "
-                    "waiting for the device; pass them as the loader returned them, and the results will be on the "
-                    "device of the images"
+                    f"{self.path} is on {value.device}, where boxes and keypoints have to be those of the entire "
+                    "batch; pass gpuload.Boxes(N×M×4, valid=…) or gpuload.Keypoints(N×M×…×2, valid=…), or pass them as "
+                    "the loader returned them, on the CPU, and the results will be on the device of the images"
                 )
-            return value if type(value).__name__ in TARGETS else Keypoints(value)  # an entry of a TVTensor is a tensor
+            if type(value).__name__ not in TARGETS:  # an entry of a `Keypoints` or of a TVTensor
+                return Keypoints(value, pairs=getattr(self.value, "pairs", None))
         return value
 
 
@@ -115,6 +129,7 @@ class BatchTree:
         batch: the batch.
         images: the names of the leaves that are images, as dict keys, fields, or paths such as ``batch[0]``. None means
             all leaves that can be images.
+        draws: the `draws` of images and targets, keyed by such names.
 
     Attributes:
         leaves: all leaves, depth first; images: the leaves that are images.
@@ -125,7 +140,7 @@ class BatchTree:
             targets differ.
     """
 
-    def __init__(self, batch: Any, images: Set[str] | None = None) -> None:
+    def __init__(self, batch: Any, images: Set[str] | None = None, draws: Mapping[str, int] | None = None) -> None:
         values: list[Any] = []
         folded_leaves: list[tuple[Any, bool]] = []
         structure = flatten(batch, values)
@@ -133,17 +148,28 @@ class BatchTree:
         self._sample_structure = _sample_structure(self._structure)
         paths = [path.replace("sample", "batch", 1) for path in key_paths_of(self._sample_structure)]
         located = list(zip(paths, innermost_names_of(self._sample_structure), strict=True))
-        if images is not None:
-            _check_names(images, located)
+        draws = draws or {}
+        for argument, names in (("images", images or ()), ("draws", draws)):
+            _check_names(argument, names, located)
         self.leaves = []
         for (value, per_image), (path, name) in zip(folded_leaves, located, strict=True):
+            if type(value).__name__ == "KeyPoints" and _is_target(value) and not value.is_cpu:
+                value = Keypoints(value.as_subclass(torch.Tensor))
             is_selected = images is None or not images.isdisjoint((path, name))
             kind = _kind_of(value, path) if is_selected or _has_target(value) else "value"
             if images is not None and is_selected and kind == "value":
                 raise TypeError(
                     f"Augment(images=…) selects {path}, {describe_leaf(value)}, but {IMAGES_TEXT}; leave it out"
                 )
-            self.leaves.append(Leaf(kind, value, path, per_image))
+            number = draws.get(path, draws.get(name))
+            if number is not None and kind == "value":
+                raise TypeError(
+                    f"Augment(draws=…) selects {path}, {describe_leaf(value)}, which is neither an image nor a mask, "
+                    "boxes or keypoints; leave it out"
+                )
+            if number is None and kind != "value":
+                number = getattr(value, "draws", None)
+            self.leaves.append(Leaf(kind, value, path, per_image, number))
         self.images = [leaf for leaf in self.leaves if leaf.kind == "images"]
         if not self.images:
             raise TypeError(_describe_missing_images(structure, values))
@@ -169,9 +195,38 @@ class BatchTree:
             "and masks can be declared as gpuload.Mask"
         )
 
+    @property
+    def padded(self) -> dict[int, Boxes | Keypoints]:
+        """The boxes and keypoints that are transformed on the device, keyed by leaf index. If some can only be
+        transformed there, all are.
+
+        Raises:
+            ValueError: some boxes or keypoints are in a list with an entry for each image.
+        """
+        leaves = {index: leaf for index, leaf in enumerate(self.leaves) if leaf.kind == "points"}
+        padded = next((leaf for leaf in leaves.values() if leaf.is_padded), None)
+        if padded is None:
+            return {}
+        for leaf in leaves.values():
+            if not isinstance(leaf.value, Boxes | Keypoints):
+                raise ValueError(
+                    f"{padded.path} has the {type(padded.value).__name__.lower()} of all images together, but "
+                    f"{leaf.path} is {describe_leaf(leaf.value)}; pass both with one entry per image in a list on the "
+                    "CPU, or both as gpuload.Boxes(N×M×4, valid=…) or gpuload.Keypoints(N×M×…×2, valid=…)"
+                )
+        return {index: leaf.value for index, leaf in leaves.items()}
+
+    def sibling(self, index: int, name: str) -> int | None:
+        """Return the index of the leaf called `name` next to a leaf; None if there is none."""
+        sibling = find_sibling(self._sample_structure, index, name)
+        return None if sibling is None else sibling[0]
+
     def sample(self, row: int) -> Any:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""
-        return unflatten(self._sample_structure, [leaf.sample_entry(row, self.count) for leaf in self.leaves])
+        entries = [leaf.sample_entry(row, self.count) for leaf in self.leaves]
+        pairs = zip(entries, self.leaves, strict=True)
+        leaves = [entry if leaf.draws is None else with_draws(entry, leaf.draws) for entry, leaf in pairs]
+        return unflatten(self._sample_structure, leaves)
 
     def rebuild(self, values: Sequence[object]) -> Any:
         """Return a tree with the batch's structure and these values as leaves."""
@@ -181,10 +236,10 @@ class BatchTree:
         if leaf.kind == "value":
             return
         type_name, first_images = type(leaf.value).__name__, self.images[0]
-        if type_name in ("Boxes", "BoundingBoxes"):
+        if type_name in ("Boxes", "BoundingBoxes") and not leaf.is_padded:
             raise TypeError(
                 f"{leaf.path} is the {type_name} of a single image; pass a list with one {type_name} per image, empty "
-                "for images without boxes"
+                "for images without boxes, or gpuload.Boxes of shape N×M×4"
             )
         entries = getattr(leaf.value, "array", leaf.value)
         if hasattr(entries, "__len__") and len(entries) != self.count:
@@ -243,11 +298,11 @@ def _rebuild(node: Structure, values: Iterator[object]) -> Any:
     return parts if container == "list" else tuple(parts)
 
 
-def _check_names(images: Set[str], located: Sequence[tuple[str, str]]) -> None:
+def _check_names(argument: str, selected: Iterable[str], located: Sequence[tuple[str, str]]) -> None:
     names = [name or path for path, name in located]
-    if unknown := sorted(set(images).difference(*located)):
+    if unknown := sorted(set(selected).difference(*located)):
         raise ValueError(
-            f"Augment(images=…) has {', '.join(map(repr, unknown))}, but the batch has only "
+            f"Augment({argument}=…) has {', '.join(map(repr, unknown))}, but the batch has only "
             f"{', '.join(map(repr, names))}"
         )
 

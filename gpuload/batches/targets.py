@@ -7,7 +7,7 @@ dropped boxes are removed from the leaves that the worker identified (`gpuload.w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,25 @@ import torch
 
 from gpuload.batches.collate import FinishedColumns
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
+from gpuload.datasets.tree import find_sibling
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
-from gpuload.stage.device import upload_arrays
+from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain
 from gpuload.transforms.arguments import is_module, name_of
 from gpuload.transforms.program.targets import SampleTargets, apply_records
 
-__all__ = ["restore_targets", "sample_targets_of", "select_rows", "target_warning", "transform_targets"]
+__all__ = [
+    "exchange",
+    "exchange_order",
+    "restore_targets",
+    "sample_targets_of",
+    "select_rows",
+    "target_warning",
+    "transform_targets",
+    "visibility_of",
+]
 
 # The methods that a user-defined transform needs for targets, each with the name and type of the targets.
 METHODS = (("apply_masks", "masks", Mask), ("apply_boxes", "boxes", Boxes), ("apply_keypoints", "keypoints", Keypoints))
@@ -70,25 +80,63 @@ def _move_points(finished: FinishedColumns) -> None:
     selections = []
     for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
         views = [restore_targets(targets, sample_targets) for sample_targets in samples]
-        for leaf in targets:
+        for leaf, target in targets.items():
             cells[leaf][row] = finished.combine_views([results[leaf] for results in views])
+            visibility = visibility_of(columns, row, leaf, target)
+            if visibility is not None:
+                finished.full_columns.pop(visibility, None)
+                entry_of_row = finished.cell(row, visibility)
+                cells[visibility][row] = finished.combine_views(
+                    [exchange(entry_of_row, target, sample.is_mirrored) for sample in samples]
+                )
         if columns.fields and not finished.has_views:
-            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
+            fields = entry(columns.fields, row).get(finished.draws, ())
+            remaining = _remaining_entries(columns, fields, row, samples[0])
+            selections += [(row, leaf, entries) for leaf, entries in remaining]
     values = select_rows((finished.cell(row, leaf), entries) for row, leaf, entries in selections)
     for (row, leaf, _), value in zip(selections, values, strict=True):
         finished.full_columns.pop(leaf, None)
         cells[leaf][row] = value
 
 
-def _remaining_entries(columns: Columns, row: int, sample_targets: SampleTargets) -> Iterator[tuple[int, np.ndarray]]:
-    """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them, and the indices of its
-    remaining entries."""
+def _remaining_entries(
+    columns: Columns, fields: Sequence[int], row: int, sample_targets: SampleTargets
+) -> Iterator[tuple[int, np.ndarray]]:
+    """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them (in `fields`), and the indices
+    of its remaining entries."""
     valid = None if sample_targets.valid is None else np.flatnonzero(sample_targets.valid)
-    for leaf in entry(columns.fields, row):
+    for leaf in fields:
         leaf, remaining = (leaf, sample_targets.kept_indices) if leaf >= 0 else (~leaf, valid)
         column = columns.points.get(leaf)
         if remaining is not None and (column is None or not isinstance(column.get(row), Boxes)):
             yield leaf, remaining
+
+
+def visibility_of(columns: Columns, row: int, leaf: int, target: Boxes | Keypoints) -> int | None:
+    """Return the leaf whose entries are exchanged with those of a target; None if there is none."""
+    if not isinstance(target, Keypoints) or not target.pairs:
+        return None
+    sibling = find_sibling(columns.structure(row), leaf, "visibility")
+    return None if sibling is None else sibling[0]
+
+
+def exchange_order(target: Keypoints) -> np.ndarray:
+    """Return the index of the point that takes the place of each of the K points in a mirrored image, int64 (K,)."""
+    order = np.arange(target.array.shape[-2])
+    for left, right in target.pairs or ():
+        order[[left, right]] = right, left
+    return order
+
+
+def exchange(values: Any, target: Keypoints, is_mirrored: bool) -> Any:
+    """Exchange the entries of a sample's points, or of their visibility, by the `pairs` of keypoints if the image is
+    mirrored."""
+    if not (is_mirrored and target.pairs):
+        return values
+    order, axis = exchange_order(target), target.array.ndim - 2
+    if isinstance(values, torch.Tensor):
+        return values.index_select(axis, upload(order, values.device))
+    return np.take(values, order, axis)
 
 
 def select_rows(entries: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
@@ -161,7 +209,7 @@ def restore_targets(values: Mapping[int, Boxes | Keypoints], sample_targets: Sam
         if isinstance(value, Boxes):
             array = from_xyxy(next(boxes), sample_targets.format or value.format, value.array.dtype)
         else:
-            array = next(points).astype(value.array.dtype)
+            array = exchange(next(points).astype(value.array.dtype), value, sample_targets.is_mirrored)
             array = array if sample_targets.valid is None else array[sample_targets.valid]
         results[leaf] = torch.from_numpy(np.ascontiguousarray(array))
     return results

@@ -18,9 +18,11 @@ from gpuload.batches.collate import FinishedColumns
 from gpuload.batches.combined_targets import combine_targets
 from gpuload.batches.mixing import Pairing, partners_of
 from gpuload.batches.targets import transform_targets
+from gpuload.errors import CollateError
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
+from gpuload.rng.streams import DRAWS
 from gpuload.stage import RaggedImages, Stage
 from gpuload.stage.combined_images import groups_of
 from gpuload.stage.masks import MaskStage
@@ -69,6 +71,7 @@ class BatchTransform:
             DrawError: the parameters of a transform cannot be drawn for an image.
             ValueError, CollateError: the transforms cannot be applied to the batch.
         """
+        check_draws(columns)
         chain, programs, partners = self._chain, self._draw_programs(spec, columns), None
         finished = FinishedColumns(columns, self.has_views, programs)
         if chain.mixing is not None:
@@ -78,8 +81,9 @@ class BatchTransform:
             for record in (record for views in programs for program in views for record in program.records):
                 if isinstance(record, Combination):
                     record.groups = groups_of(numbers, record.group_size)
-        if columns.has_targets:
-            (combine_targets if chain.is_combining else transform_targets)(finished, self._masks, read)
+        for part in finished.parts() if columns.has_targets else ():
+            if part.columns.has_targets:
+                (combine_targets if chain.is_combining else transform_targets)(part, self._masks, read)
         for images, views in zip(columns.images, programs, strict=True):
             pixels = _restore_dtype(images, read(images))
             finished.images.append(self._make_views(pixels, len(pixels) // len(images), views, partners))
@@ -106,9 +110,9 @@ class BatchTransform:
         for each frame of clips, with this frame of all clips."""
         # The seeds depend on the first position of the batch, which is the same when an epoch is resumed.
         key, position = philox.epoch_key(self._seed, epoch), finished.columns.positions[:1]
-        for index, views in enumerate(finished.images):
+        for index, (column, views) in enumerate(zip(finished.columns.images, finished.images, strict=True)):
             for view, images in enumerate(views):
-                lanes = self._chain.module_lanes[view]
+                lanes = [lane + DRAWS[column.draws[0]] for lane in self._chain.module_lanes[view]]
                 seeds = [int(philox.uniforms(key, position, lane, 1)[0, 0] * 2.0**32) for lane in lanes]
                 call: Any = partial(self.stage.call_modules, seeds=seeds)
                 is_clips = images.dim() == 5
@@ -121,20 +125,41 @@ class BatchTransform:
         chain = self._chain.at(spec.epoch, spec.step, spec.size_hw, seed=self._seed)
         key = philox.epoch_key(self._seed, spec.epoch)
         programs: list[list[Program]] = []
-        for images in columns.images:
-            rows, sizes, first_column = images.row_indices, images.table["size_hw"], columns.images[0]
+        first_indices: dict[int, int] = {}  # of the first column with each `draws`
+        for index, images in enumerate(columns.images):
+            rows, sizes, [draws] = images.row_indices, images.table["size_hw"], images.draws
+            first_index = first_indices.setdefault(draws, index)
+            first_column = columns.images[first_index]
             if (
-                programs
+                first_index < index
                 and np.array_equal(rows, first_column.row_indices)
                 and np.array_equal(sizes, first_column.table["size_hw"])
             ):
-                programs.append(programs[0])  # the columns have the same rows and sizes
+                programs.append(programs[first_index])  # the columns have the same draws, rows and sizes
                 continue
-            boxes = columns.boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes)
+            boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
+            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes, draws=draws)
             regions = None if self._draws_regions else images.table["region_tlhw"]
             programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
         return programs
+
+
+def check_draws(columns: Columns) -> None:
+    """Raise an error if the same leaf has different `draws` in two samples."""
+    leaves: list[list[tuple[int, int, int]]] = [
+        [(row, leaf, draws) for (row, leaf), draws in zip(column.rows_and_leaves(), column.draws, strict=True)]
+        for column in (*columns.images, *columns.masks)
+        if len(column.draws) > 1
+    ]
+    if len(columns.structures) == 1:
+        leaves += [[(row, leaf, v.draws or 0) for row, v in column.items()] for leaf, column in columns.points.items()]
+    for (row, leaf, draws), other_row, other_leaf, other_draws in (
+        (entries[0], *entry) for entries in leaves for entry in entries if entry[2] != entries[0][2]
+    ):
+        raise CollateError(
+            f"{columns.name(row, leaf)} has draws={draws}, but {columns.name(other_row, other_leaf)} has "
+            f"draws={other_draws}; pass the same draws= to this leaf of all samples"
+        )
 
 
 def _restore_dtype(images: ImageColumn, ragged: RaggedImages) -> RaggedImages:

@@ -17,11 +17,24 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from gpuload.datasets.sample import META, PIXELS, Boxes, Encoded, Image, Keypoints, Mask, Target, explain_deep_pixels
+from gpuload.datasets.sample import (
+    LEAVES,
+    META,
+    PIXELS,
+    Boxes,
+    Encoded,
+    Image,
+    Keypoints,
+    Mask,
+    Target,
+    explain_deep_pixels,
+    is_batch_form,
+)
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
@@ -39,17 +52,21 @@ __all__ = [
     "BOX_NAME",
     "MASK_NAME",
     "POINT_NAME",
+    "SHARED_DRAWS",
     "find_leaves",
+    "find_shared_draws",
     "find_unrecognized_targets",
     "is_image_array",
     "is_pillow_image",
     "unfold_clips",
+    "with_draws",
 ]
 
 MASK_NAME: Final = re.compile(r"mask|segm|semantic|trimap", re.IGNORECASE)
 BOX_NAME: Final = re.compile(r"^(gt_?|true_?)?(b|bounding_?)?box(es)?(_xy\w+)?$", re.IGNORECASE)
 POINT_NAME: Final = re.compile(r"keypoint|landmark|^kpts?$", re.IGNORECASE)
-MAX_LISTED: Final = 3  # unrecognized targets that a warning names
+MAX_LISTED: Final = 3  # unrecognized targets, or images, that a warning names
+SHARED_DRAWS: Final = "all images of a sample share their random parameters"  # the start of `find_shared_draws`
 NEVER_IMAGES = frozenset({int, float, bool, str, bytes, type(None)})
 UNDECLARED = NEVER_IMAGES | META | {np.ndarray}  # types that do not declare an image
 Images = dict[int, Encoded | Image]
@@ -104,8 +121,14 @@ def find_leaves(
 
 def _drop_channel_axis(target: Target) -> Target:
     """Return the target, with a mask of N×1×H×W as N×H×W."""
-    is_deep = isinstance(target, Mask) and getattr(target.array, "ndim", 0) == 4
-    return Mask(target.array[:, 0]) if is_deep else target
+    is_deep = isinstance(target, Mask) and getattr(target.array, "ndim", 0) == 4 and not is_batch_form(target)
+    return Mask(target.array[:, 0], target.draws) if is_deep else target
+
+
+def with_draws(leaf: Any, draws: int) -> Any:
+    """Return an image or a target of gpuload or torchvision as gpuload's, with these `draws`."""
+    target: Any = leaf if isinstance(leaf, LEAVES) else _convert_tv_target(type(leaf).__name__, leaf, False)
+    return replace(target, draws=draws)
 
 
 def is_pillow_image(leaf: object) -> bool:
@@ -159,7 +182,7 @@ def unfold_clips(
                 add(index)
                 return LEAF
             chosen = _evenly_spaced_frames(counts, len(clips[index]))
-            frames = [Image(clips[index][frame], "HWC") for frame in chosen]
+            frames = [Image(clips[index][frame], "HWC", images[index].draws) for frame in chosen]
             unfolded_images.update(enumerate(frames, len(unfolded)))
             unfolded.extend(frames)
             return ("clip", None, None, (LEAF,) * len(frames))
@@ -284,6 +307,24 @@ def _convert_tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
             )
         return Boxes(leaf.numpy(), leaf.format, leaf.canvas_size)
     return Keypoints(leaf.numpy()) if name == "KeyPoints" else None
+
+
+def find_shared_draws(structure: Structure, images: Mapping[int, Any]) -> str:
+    """Return a warning if a sample has several files of images that do not say whether they share their random
+    parameters; "" if not. A list of images counts as one. `images` are keyed by leaf index."""
+    frames = {index for clip in _find_leaf_lists(structure) if images.keys() >= set(clip) for index in clip[1:]}
+    names = [
+        f"{key_paths_of(structure)[index]} ({image.source})"
+        for index, image in images.items()
+        if isinstance(image, Encoded) and image.source and image.draws is None and index not in frames
+    ]
+    if len(names) < 2:
+        return ""
+    return (
+        f"{SHARED_DRAWS}, so these get the same crop and flip: {list_some(names, MAX_LISTED, ', ', ' and ')}. If they "
+        "should differ, as an anchor and its positive, pass another draws= to each, as in gpuload.read(path, draws=1); "
+        "if not, pass draws=0 to all"
+    )
 
 
 def find_unrecognized_targets(

@@ -10,15 +10,19 @@ nor Pillow.
 
 from __future__ import annotations
 
+import importlib
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 import numpy as np
 
-from gpuload.checks import flag, integer, one_of, optional, pair
+from gpuload.checks import flag, integer, is_sequence, one_of, optional, pair
+from gpuload.datasets.arrays import cast, is_integer, namespace
 from gpuload.datasets.files import read_file
 from gpuload.datasets.stores.opening import display_path, read_files, remote_options
+from gpuload.rng.streams import DRAWS
 
 if TYPE_CHECKING:
     from gpuload.datasets.stores.remote import StorageOptions
@@ -38,10 +42,13 @@ __all__ = [
     "Mode",
     "Target",
     "as_meta",
+    "explain_batch_form",
     "explain_deep_pixels",
     "explain_float_range",
     "format_name",
     "from_xyxy",
+    "is_batch_form",
+    "make_target",
     "plain_meta",
     "read",
     "takes_meta",
@@ -87,10 +94,12 @@ class Encoded:
         source: the origin of the bytes for error messages, usually a path.
         exif: whether the image is turned upright by its EXIF orientation, unless ``Decode(exif=…)`` says so for all
             images. None means that the dataset does not know, and is decoded as False.
+        draws: the number of the image's random parameters, 0 … 32767: images and targets of a sample with the same
+            number share their random parameters, and others are independent. None means 0.
 
     Raises:
-        TypeError: `data` is not bytes-like; `exif` is not True, False or None.
-        ValueError: `mode` is not one of the four.
+        TypeError: `data` is not bytes-like; `exif` is not True, False or None; `draws` is not an integer or None.
+        ValueError: `mode` is not one of the four, or `draws` is out of range.
 
     Example:
         >>> Encoded(b"abc", source="cat.jpg")
@@ -101,8 +110,10 @@ class Encoded:
     mode: Mode = "RGB"
     source: str | None = None
     exif: bool | None = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         if not isinstance(self.data, bytes):
             try:
                 object.__setattr__(self, "data", bytes(memoryview(self.data)))
@@ -117,7 +128,8 @@ class Encoded:
 
     def __repr__(self) -> str:
         exif = "" if self.exif is None else f", exif={self.exif}"
-        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r}{exif})"
+        draws = "" if self.draws is None else f", draws={self.draws}"
+        return f"Encoded({len(self.data)} bytes, mode={self.mode!r}, source={self.source!r}{exif}{draws})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +142,7 @@ class Image:
             require uint8; all others work on any dtype and number of channels.
         layout: the axes of the image, or of each frame: ``"HWC"`` or ``"CHW"``. None means H×W×C; with more than 4
             channels, this requires the channel axis to be the shortest.
+        draws: see `Encoded`.
 
     Raises:
         TypeError: the array has another dtype.
@@ -144,8 +157,10 @@ class Image:
 
     array: Any
     layout: Literal["HWC", "CHW"] | None = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         optional(one_of, "Image(layout=…)", self.layout, choices=("HWC", "CHW"))
         array = _to_array("Image", self.array)
         if array.dtype != np.uint8:
@@ -181,14 +196,16 @@ class Mask:
     Args:
         array: H×W, or N×H×W (or N×1×H×W) for N masks of one image, such as one per instance: bool, integers or floats,
             or anything that `numpy.asarray` converts to them. It can also be an `Encoded` file whose stored values are
-            the mask: palette indices, or grey values of 8 bits (uint8) or more (int32), never colours.
+            the mask: palette indices, or grey values of 8 bits (uint8) or more (int32), never colours. For
+            `gpuload.Augment`, N×M×H×W, M masks for each image of a batch.
+        draws: the number of its image's random parameters, see `Encoded`; by default, that of an `Encoded` array.
 
     Attributes:
         array: the array, or the `Encoded`. Integer types that torch lacks are widened.
 
     Raises:
         TypeError: the array does not contain numbers.
-        ValueError: the array does not have 2 or 3 axes, or has no pixels.
+        ValueError: the array does not have 2 to 4 axes, or has no pixels.
 
     Example:
         >>> Mask(np.zeros((20, 30), np.uint8)).array.shape
@@ -196,61 +213,99 @@ class Mask:
     """
 
     array: Any
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         if isinstance(self.array, Encoded):
+            if self.draws is None:
+                object.__setattr__(self, "draws", self.array.draws)
             return
         array = _to_numeric_array("Mask", self.array)
-        if array.ndim not in (2, 3) and not (array.ndim == 4 and array.shape[1] == 1):
-            raise ValueError(
-                f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {tuple(array.shape)}"
-            )
+        if array.ndim not in (2, 3, 4):
+            raise ValueError(_mask_shape_message(array))
         if 0 in array.shape[-2:]:
             raise ValueError(f"a mask must have pixels, got shape {array.shape}")
         object.__setattr__(self, "array", array)
 
 
+class _Movable:
+    __slots__ = ()
+
+    def to(self, device: Any, non_blocking: bool = False) -> Self:
+        """Return the coordinates as tensors on a device; frameworks call this method to move a batch."""
+        torch: Any = importlib.import_module("torch")
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # pyright: ignore[reportArgumentType]
+        for name in ("array", "valid"):
+            if values[name] is not None:
+                values[name] = torch.as_tensor(values[name]).to(device, non_blocking=non_blocking)
+        return make_target(type(self), **values)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Boxes:
-    """Boxes in an image, in pixels from its top left corner.
+class Boxes(_Movable):
+    """Boxes in an image, in pixels from its top left corner; or the padded boxes of a batch.
 
     Args:
         array: (n, 4), floats or integers; n may be 0. A Loader returns boxes in the same dtype, except that lists of
-            floats become float32, and integers of 8 and 16 bits become int32.
+            floats become float32, and integers of 8 and 16 bits become int32. The boxes of a batch are N×M×4, for N
+            images with up to M boxes; a tensor stays on its device, where its values are not checked.
         format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
             width, height).
         canvas_hw: the height and width of the image that the boxes were drawn on, if known. A Loader warns if the
             decoded image has another size, for example because its EXIF tag rotates it.
+        valid: for N×M×4 boxes, which of them are boxes and not padding: bool (N, M), or the number of boxes of each
+            image, integers (N,). None means all.
+        draws: the number of their image's random parameters, see `Encoded`.
+
+    Attributes:
+        valid: bool (N, M), or None.
 
     Raises:
         TypeError: the array does not contain numbers.
-        ValueError: the array is not (n, 4), or contains NaN or infinity; a box ends before it begins; the format is
-            unknown; `canvas_hw` is not a height and a width.
+        ValueError: the array is neither (n, 4) nor N×M×4, or contains NaN or infinity; a box ends before it begins; the
+            format is unknown; `canvas_hw` is not a height and a width; `valid` does not match the array.
 
     Example:
         >>> Boxes([[10, 20, 30, 5]], format="xywh").array
         array([[10, 20, 30,  5]])
+        >>> Boxes(np.zeros((2, 3, 4)), valid=[1, 3]).valid
+        array([[ True, False, False],
+               [ True,  True,  True]])
     """
 
     array: Any
     format: BoxFormat = "xyxy"
     canvas_hw: tuple[int, int] | None = None
+    valid: Any = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
+        _check_draws(self)
         object.__setattr__(self, "format", format_name("Boxes(format=…)", self.format))
         if self.canvas_hw is not None:
             canvas_hw = pair("Boxes(canvas_hw=…)", self.canvas_hw, form="(height, width)", entry=integer)
             object.__setattr__(self, "canvas_hw", canvas_hw)
-        array = _to_numeric_array("Boxes", self.array)
-        if array.size == 0 and array.ndim <= 2:
+        array, tensor = _to_batch_array("Boxes", self.array)
+        if array.size == 0 and array.ndim <= 2 and tensor is None:
             array = array.reshape(0, 4)
-        if array.ndim != 2 or array.shape[1] != 4:
+        if array.ndim not in (2, 3) or array.shape[-1] != 4:
             remedy = "; write [box]" if array.shape == (4,) else ""
             if array.ndim == 2 and array.shape[1] > 4:
                 remedy = "; write boxes[:, :4], and return the other columns as another field"
+            batch_note = ", or N×M×4 for a batch" if array.ndim > 2 else ""
             raise ValueError(
-                f"boxes must be an (n, 4) array, with one row for each box, got shape {array.shape}{remedy}"
+                f"boxes must be an (n, 4) array, with one row for each box{batch_note}, got shape "
+                f"{tuple(array.shape)}{remedy}"
             )
+        valid = _valid_rows("Boxes", self.valid, array, array.ndim == 3)
+        object.__setattr__(self, "valid", valid)
+        if tensor is None or tensor.is_cpu:
+            self._check_values(array if array.ndim == 2 or valid is None else array[np.asarray(valid)])
+        object.__setattr__(self, "array", array if tensor is None or array.ndim == 2 else tensor)
+
+    def _check_values(self, array: np.ndarray) -> None:
+        array = array.reshape(-1, 4)
         if not np.isfinite(array).all():
             row = int((~np.isfinite(array)).any(axis=1).argmax())
             raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
@@ -259,30 +314,48 @@ class Boxes:
             row = int(negative.any(axis=1).argmax())
             defect = "ends before it begins" if self.format == "xyxy" else "has a negative width or height"
             raise ValueError(f"box {row} {defect}: {array[row].tolist()} as {self.format!r}; is the format right?")
-        object.__setattr__(self, "array", array)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Keypoints:
+class Keypoints(_Movable):
     """Points in an image, as (x, y) in pixels; points that leave the image keep their coordinates outside it.
 
     Args:
         array: (…, 2), floats or integers. A Loader returns keypoints in the same dtype and shape, except that lists of
-            floats become float32, and integers of 8 and 16 bits become int32.
+            floats become float32, and integers of 8 and 16 bits become int32. The keypoints of a batch, for
+            `gpuload.Augment`, are N×…×2; a tensor can be on any device.
+        pairs: if the last axis but one is a fixed list of K points, the pairs of indices (left, right) in this list,
+            such as those of the eyes. Wherever the image is mirrored, the points of each pair are exchanged, and so are
+            their entries in an array ``"visibility"`` next to the keypoints. With `pairs`, which may be empty, the
+            keypoints of a batch are stacked, N×…×K×2. None means that the points have no fixed order.
+        valid: for the keypoints of a batch, N×M×…×2, which of the M entries of each image are keypoints and not
+            padding: bool (N, M), or the number of entries of each image, integers (N,).
+        draws: the number of their image's random parameters, see `Encoded`.
+
+    Attributes:
+        pairs: a tuple of tuples, or None.
+        valid: bool (N, M), or None.
 
     Raises:
-        TypeError: the array does not contain numbers.
-        ValueError: its last axis does not have length 2.
+        TypeError: the array does not contain numbers, or `pairs` not pairs of integers.
+        ValueError: the array's last axis does not have length 2; an index in `pairs` is not an index of a point, or
+            appears twice; `valid` does not match the array.
 
     Example:
         >>> Keypoints([[3.5, 4.0]]).array.dtype
         dtype('float32')
+        >>> Keypoints(np.zeros((17, 2)), pairs=[[1, 2], [3, 4]]).pairs
+        ((1, 2), (3, 4))
     """
 
     array: Any
+    pairs: Sequence[tuple[int, int]] | None = None
+    valid: Any = None
+    draws: int | None = None
 
     def __post_init__(self) -> None:
-        array = _to_numeric_array("Keypoints", self.array)
+        _check_draws(self)
+        array, tensor = _to_batch_array("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
@@ -291,12 +364,51 @@ class Keypoints:
                 remedy = "; if the third number is a visibility, write points[..., :2], and return it as another field"
             elif array.ndim == 1 and array.size % 3 == 0:
                 remedy = "; for a list of COCO, write numpy.reshape(points, (-1, 3))[:, :2]"
-            raise ValueError(f"keypoints must be a (…, 2) array of x and y, got shape {array.shape}{remedy}")
-        object.__setattr__(self, "array", array)
+            raise ValueError(f"keypoints must be a (…, 2) array of x and y, got shape {tuple(array.shape)}{remedy}")
+        if self.pairs is not None:
+            object.__setattr__(self, "pairs", _check_pairs(self.pairs, array.shape))
+        object.__setattr__(self, "valid", _valid_rows("Keypoints", self.valid, array, array.ndim > 2))
+        keeps_tensor = tensor is not None and not (tensor.is_cpu and self.valid is None)
+        object.__setattr__(self, "array", tensor if keeps_tensor else array)
 
 
 Target = Mask | Boxes | Keypoints
 LEAVES: Final = (Encoded, Image, Mask, Boxes, Keypoints)  # dataclasses that are leaves, not containers
+
+
+def is_batch_form(target: Target) -> bool:
+    """Return whether a target has the form of an entire batch: padded boxes or keypoints, keypoints on a device, or
+    N×M×H×W masks."""
+    if isinstance(target, Mask):
+        return getattr(target.array, "ndim", 0) == 4 and target.array.shape[1] != 1
+    if isinstance(target, Boxes):
+        return target.array.ndim == 3
+    return target.valid is not None or not getattr(target.array, "is_cpu", True)
+
+
+def make_target(cls: type[Any], **values: Any) -> Any:
+    """Create a `Boxes` or `Keypoints` from results, which are not checked."""
+    target = object.__new__(cls)
+    for attribute in fields(cls):
+        object.__setattr__(target, attribute.name, values.get(attribute.name, attribute.default))
+    return target
+
+
+def explain_batch_form(target: Target) -> str:
+    """Return the reason why a target in the form of a batch cannot be in a sample."""
+    shape = tuple(target.array.shape)
+    if isinstance(target, Mask):
+        return _mask_shape_message(target.array)
+    noun, form = ("boxes", "(n, 4)") if isinstance(target, Boxes) else ("keypoints", "(…, 2)")
+    return (
+        f"the {noun} of one image must be {form} on the CPU, got {noun} of a batch, {shape}, which are for "
+        f"gpuload.Augment; return the {noun} of each image in its own sample, and pass Loader(boxes='padded') to get "
+        "them padded"
+    )
+
+
+def _mask_shape_message(array: Any) -> str:
+    return f"a mask must be H×W, or N×H×W for the N masks of an image, got shape {tuple(array.shape)}"
 
 
 class MetaDict(dict[Any, Any]):
@@ -369,6 +481,12 @@ def takes_meta(collate_fn: object) -> bool:
     return getattr(getattr(collate_fn, "func", collate_fn), "takes_meta", False) is True
 
 
+def _check_draws(leaf: Encoded | Image | Target) -> None:
+    if leaf.draws is not None:
+        name = f"{type(leaf).__name__}(draws=…)"
+        object.__setattr__(leaf, "draws", integer(name, leaf.draws, minimum=0, maximum=len(DRAWS) - 1))
+
+
 def _check_deep_pixels(array: np.ndarray) -> np.ndarray:
     """Check and return the pixels of an image that is not uint8, in the machine's byte order."""
     if array.dtype.name not in PIXELS:
@@ -413,9 +531,11 @@ def _to_numeric_array(name: str, value: Any) -> np.ndarray:
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
             return value
+        form = "N×M×4" if name == "Boxes" else "N×M×…×2"
         raise ValueError(
-            f"{name}() takes numbers on the CPU, where they are transformed, got a tensor on {value.device}; write "
-            f"{name}(tensor.cpu()), or better, pass the loader's output directly"
+            f"{name}() takes the numbers of one image on the CPU, got a tensor of shape {tuple(value.shape)} on "
+            f"{value.device}; on a device, pass all images of the batch together, {form} with valid=…, such as "
+            f"{name}(torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), valid=[*map(len, tensors)])"
         )
     array = _to_array(name, value)
     if isinstance(value, list | tuple) and array.dtype == np.float64:
@@ -436,6 +556,64 @@ def _to_numeric_array(name: str, value: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def _to_batch_array(name: str, value: Any) -> tuple[Any, Any]:
+    """Return coordinates as an array, and as a tensor if they are a tensor that may belong to a batch, otherwise None.
+    A tensor on a device is returned in place of the array."""
+    is_tensor = hasattr(value, "is_cpu") and hasattr(value, "dim")
+    if not is_tensor or value.dim() < 3:
+        return _to_numeric_array(name, value), None
+    if value.is_cpu:
+        array = _to_numeric_array(name, value)
+        return array, namespace(value).from_numpy(array)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if not (value.is_floating_point() or is_integer(value)):
+        raise TypeError(f"{name}() takes an array of numbers, got {dtype} of shape {tuple(value.shape)}")
+    tensor = cast(value, "int32") if is_integer(value) and value.element_size() < 4 else value
+    return tensor, tensor
+
+
+def _valid_rows(name: str, valid: Any, array: Any, is_batch: bool) -> Any:
+    """Return which rows of a batch are valid, bool (N, M), of a mask or of the lengths; None if `valid` is None."""
+    if valid is None:
+        return None
+    if not is_batch:
+        form = "boxes N×M×4" if name == "Boxes" else "keypoints N×M×…×2"
+        raise ValueError(f"{name}(valid=…) is for the {form} of a batch, got shape {tuple(array.shape)}; leave it out")
+    shape, is_host = tuple(array.shape[:2]), getattr(valid, "is_cpu", True)
+    rows: Any = np.asarray(valid) if is_host else valid
+    dtype = str(rows.dtype).removeprefix("torch.")
+    if dtype != "bool" and is_integer(rows) and tuple(rows.shape) == shape[:1]:
+        if is_host and ((rows < 0) | (rows > shape[1])).any():
+            raise ValueError(
+                f"{name}(valid=…) has the number of rows of each image, 0 … {shape[1]}, got {rows.tolist()}"
+            )
+        index = np.arange(shape[1]) if is_host else namespace(rows).arange(shape[1], device=rows.device)
+        rows, dtype = index < rows[:, None], "bool"
+    if dtype != "bool" or tuple(rows.shape) != shape:
+        raise ValueError(
+            f"{name}(valid=…) must be bool of shape {shape}, or {shape[0]} integers, the number of rows of each image, "
+            f"for an array of shape {tuple(array.shape)}; got {dtype} of shape {tuple(rows.shape)}"
+        )
+    return namespace(valid).from_numpy(rows) if is_host and hasattr(valid, "is_cpu") else rows
+
+
+def _check_pairs(pairs: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    name = "Keypoints(pairs=…)"
+    if not is_sequence(pairs):
+        raise TypeError(f"{name} must be a list of pairs of indices, such as [(1, 2), (3, 4)], got {pairs!r}")
+    checked = tuple(pair(name, entry, form="(left, right)", entry=integer) for entry in pairs)
+    if len(shape) < 2:
+        raise ValueError(f"{name} needs keypoints of shape (…, K, 2), got one point of shape {tuple(shape)}")
+    indices = [index for entry in checked for index in entry]
+    if wrong := [index for index in indices if not 0 <= index < shape[-2] or indices.count(index) > 1]:
+        raise ValueError(
+            f"{name} must have each index of 0 … {shape[-2] - 1} at most once, for keypoints of shape {tuple(shape)} "
+            f"(…, K, 2), got the index {wrong[0]} in {list(checked)}"
+            + ("; for an image without any, pass an array of shape (0, K, 2)" if 0 in shape else "")
+        )
+    return checked
+
+
 def _refuse_file(name: str, value: object, remedy: str) -> None:
     """Raise TypeError if the value is a file or a path instead of an array."""
     if isinstance(value, str | bytes | os.PathLike | Encoded):
@@ -444,7 +622,7 @@ def _refuse_file(name: str, value: object, remedy: str) -> None:
         raise TypeError(f"{name}() takes an array of numbers, got {got}; {remedy}")
 
 
-def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None) -> Encoded:
+def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None, draws: int | None = None) -> Encoded:
     """Read an image file, or an image at a URL, without decoding it.
 
     Use it in torchvision's ``ImageFolder(root, loader=gpuload.read)``: the dataset then yields bytes, and gpuload
@@ -453,6 +631,7 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
     Args:
         path: the path of the file, or a URL, which is read through fsspec.
         storage_options: for a URL: options for fsspec, or a `Remote`.
+        draws: see `Encoded`.
 
     Raises:
         OSError: the file is missing, or is not a regular file (a folder, a FIFO, a device).
@@ -465,8 +644,10 @@ def read(path: str | os.PathLike[str], *, storage_options: StorageOptions = None
             "and leave out samples without a file"
         )
     if (remote := remote_options(path, storage_options)) is not None:
-        return Encoded(read_files([os.fspath(path)], remote)[0], "RGB", display_path(os.fspath(path)))
-    return Encoded(read_file(path), "RGB", os.fspath(path))
+        data, source = read_files([os.fspath(path)], remote)[0], display_path(os.fspath(path))
+    else:
+        data, source = read_file(path), os.fspath(path)
+    return Encoded(data, "RGB", source, draws=draws)
 
 
 def format_name(name: str, value: Any) -> BoxFormat:
@@ -482,28 +663,28 @@ def format_name(name: str, value: Any) -> BoxFormat:
     return one_of(name, box_format, FORMATS)  # pyright: ignore[reportReturnType]
 
 
-def to_xyxy(boxes: np.ndarray, box_format: str) -> np.ndarray:
-    """Convert (n, 4) boxes to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
+def to_xyxy(boxes: Any, box_format: str) -> Any:
+    """Convert (…, 4) boxes to left, top, right, bottom. The result is int64 if the boxes and all edges are integers
     (in ``"cxcywh"``, half a width may not be an integer), else float64. Edges of float32 boxes are rounded to float32,
     as in torchvision: with more digits, a box that ends at the image's border would extend beyond the border."""
-    are_integers = np.issubdtype(boxes.dtype, np.integer) and box_format != "cxcywh"
-    boxes = boxes.astype(np.int64 if are_integers else boxes.dtype if boxes.dtype == np.float32 else np.float64)
-    if box_format == "cxcywh":
-        boxes[:, :2] -= boxes[:, 2:] / 2
+    are_integers = is_integer(boxes) and box_format != "cxcywh"
+    is_float32 = str(boxes.dtype).endswith("float32")
+    boxes = cast(boxes, "int64" if are_integers else "float32" if is_float32 else "float64")
     if box_format != "xyxy":
-        boxes[:, 2:] += boxes[:, :2]
-    return boxes if are_integers else boxes.astype(np.float64)
+        start, extent = boxes[..., :2], boxes[..., 2:]
+        start = start - extent / 2 if box_format == "cxcywh" else start
+        boxes = namespace(boxes).concatenate([start, start + extent], -1)
+    return boxes if are_integers else cast(boxes, "float64")
 
 
-def from_xyxy(boxes: np.ndarray, box_format: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """Convert boxes from left, top, right, bottom to `box_format` and `dtype`."""
-    boxes = boxes.copy()
+def from_xyxy(boxes: Any, box_format: str, dtype: Any) -> Any:
+    """Convert (…, 4) boxes from left, top, right, bottom to `box_format` and the dtype of this name."""
     if box_format != "xyxy":
-        boxes[:, 2:] -= boxes[:, :2]
-    if box_format == "cxcywh":
-        are_integers = np.issubdtype(boxes.dtype, np.integer)
-        boxes[:, :2] += boxes[:, 2:] // 2 if are_integers else boxes[:, 2:] / 2
-    return boxes.astype(dtype)
+        start, extent = boxes[..., :2], boxes[..., 2:] - boxes[..., :2]
+        if box_format == "cxcywh":
+            start = start + (extent // 2 if is_integer(boxes) else extent / 2)
+        boxes = namespace(boxes).concatenate([start, extent], -1)
+    return cast(boxes, dtype)
 
 
 def explain_float_range(low: float, high: float) -> str:

@@ -6,8 +6,10 @@ Runs in workers and in the main process; imports no torch.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -27,6 +29,7 @@ __all__ = [
     "describe_leaf",
     "difference",
     "dtype_of",
+    "find_sibling",
     "flatten",
     "innermost_names_of",
     "is_plain_tensor",
@@ -255,6 +258,20 @@ def key_paths_of(structure: Structure) -> list[str]:
 def innermost_names_of(structure: Structure) -> list[str]:
     """Return the innermost name in the key path of each leaf, in depth-first order."""
     return [name for node, _, name in walk_key_paths(structure) if node == LEAF]
+
+
+def find_sibling(node: Structure, leaf: int, name: str) -> tuple[int, Structure] | None:
+    """Return the first leaf and the node of the entry called `name` in the innermost container of a leaf; None if there
+    is no such entry."""
+    first_leaf = 0
+    while node != LEAF:
+        children, labels = node[3], labels_of(node)
+        starts = list(itertools.accumulate(map(leaf_count, children), initial=first_leaf))
+        index = bisect.bisect_right(starts, leaf) - 1
+        if children[index] == LEAF:
+            return next(((starts[i], children[i]) for i, label in enumerate(labels) if label == name), None)
+        node, first_leaf = children[index], starts[index]
+    return None
 
 
 def join_key_paths(structure: Structure, leaves: Iterable[int]) -> str:

@@ -115,6 +115,9 @@ class Loader:
             heights and widths. On the CPU, listed images that no transform changes are C×H×W views of H×W×C memory.
         pad_to: with ``ragged="pad"``, round the height and width of a padded batch, and of masks padded with it, up to
             a multiple of this, such as 32 for detection networks. Default: the size of the largest image.
+        boxes: ``"list"`` yields boxes as a list of tensors, and a dict that contains them as a list of dicts.
+            ``"padded"`` yields `Boxes` of shape N×M×4, whose `valid` says which are boxes; all values with an entry for
+            each box, such as labels and masks, are padded like them.
         seed: 0 ≤ seed < 2**64; determines the order and every random draw. Default 0.
         rank, world_size: this process's rank, and the number of ranks that share each epoch. Default: from
             ``torch.distributed`` if it is initialized at `iter()`, else from torchrun's environment, else 0 and 1.
@@ -208,6 +211,7 @@ class Loader:
         memory_format: str | torch.memory_format = "contiguous_format",
         ragged: Literal["error", "list", "pad"] = "error",
         pad_to: int | None = None,
+        boxes: Literal["list", "padded"] = "list",
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,

@@ -41,7 +41,8 @@ class Replay:
         sample: the dataset's sample (with tensors as arrays), whose images are augmented, C×H×W on the device, and
             bit-identical to those in the batch; with `MultiView`, a list of images. Masks, boxes and keypoints are
             tensors, transformed as in the batch.
-        draws: the name of each transform, and a dict of the values drawn for this sample.
+        draws: the name of each transform, and a dict of the values drawn for this sample; with several numbers of
+            ``draws=``, all transforms of the first number, then of the next.
     """
 
     epoch: int
@@ -150,8 +151,14 @@ def _finish_replay(session: Session, batch: Batch, columns: Columns, row: int) -
         position=int(columns.positions[row]),
         index=int(index) if isinstance(index, np.integer) else index,
         sample=sample,
-        # The random parameters of the first image; those of other images differ only where they depend on image size.
-        draws=tuple(draw for view in finished.first_programs for draw in _list_draws(view.take(np.array([row])))),
+        # The random parameters of the first image with each `draws`; those of its other images differ only where they
+        # depend on image size.
+        draws=tuple(
+            draw
+            for part in finished.parts()
+            for view in part.first_programs
+            for draw in _list_draws(view.take(np.array([row])))
+        ),
     )
 
 

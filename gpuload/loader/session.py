@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpuload.batches.assemble import Assembly, LaunchedBatch
 from gpuload.datasets.kinds import is_deterministic, uses_getitems
+from gpuload.datasets.recognise import SHARED_DRAWS
 from gpuload.decode.decoder import UNUSABLE
 from gpuload.errors import GpuloadError, SampleError, TooManyErrors
 from gpuload.loader.autotune import Autotune, Setting, Tuner
@@ -517,9 +518,8 @@ class Session:
         if launched.last_steps is None:  # otherwise the batch is not final yet
             launched.pending_warnings += self._layout_warnings(launched.tensors)
         if warning_text:
-            kind = next(
-                (prefix for prefix in (WARNING_PREFIX, UNUSABLE) if warning_text.startswith(prefix)), "unrecognized"
-            )
+            prefixes = (WARNING_PREFIX, SHARED_DRAWS, UNUSABLE)
+            kind = next((prefix for prefix in prefixes if warning_text.startswith(prefix)), "unrecognized")
             launched.pending_warnings.append((kind, warning_text))
         return launched
 

@@ -86,12 +86,14 @@ class ImageColumn(Column):
         rows: the rows that have an image.
         kinds: the dtype and number of axes of each image, or one entry for all images. The entry of a uint8 image is
             None; an empty list means that all images are uint8.
+        draws: the `draws` of each image (see `gpuload.datasets.sample.Encoded`), or one number for all images.
     """
 
     table: np.ndarray
     leaves: list[int]
     rows: Rows = None
     kinds: list[tuple[str, int] | None] = field(default_factory=list)
+    draws: list[int] = field(default_factory=lambda: [0])
 
     def __len__(self) -> int:
         return len(self.table)
@@ -114,7 +116,8 @@ class ImageColumn(Column):
         """Return a column with only these rows, in this order."""
         entries, new_rows = self.find_entries(rows)
         leaves, kinds = _pick(self.leaves, entries), _pick(self.kinds, entries)
-        return ImageColumn(self.table.take(entries), leaves, new_rows, kinds if any(kinds) else [])
+        draws = _pick(self.draws, entries)
+        return ImageColumn(self.table.take(entries), leaves, new_rows, kinds if any(kinds) else [], draws)
 
     @classmethod
     def concat(cls, columns: Sequence[ImageColumn], rows: Rows, offsets: Sequence[int]) -> ImageColumn:
@@ -124,7 +127,11 @@ class ImageColumn(Column):
         table["offset"] += np.repeat(offsets, counts)
         kinds = [column.kinds or [None] for column in columns]
         kinds = _join_entries(kinds, counts) if any(column.kinds for column in columns) else []
-        return cls(table, _join_entries([column.leaves for column in columns], counts), rows, kinds)
+        leaves, draws = (
+            _join_entries(lists, counts)
+            for lists in ([column.leaves for column in columns], [column.draws for column in columns])
+        )
+        return cls(table, leaves, rows, kinds, draws)
 
 
 class EncodedImage(NamedTuple):
@@ -176,6 +183,12 @@ class ValueColumn(Column):
     def concat(cls, columns: Sequence[ValueColumn], rows: Rows, offsets: Sequence[int]) -> ValueColumn:
         """Join the columns of chunks into one column of `rows`."""
         return cls([value for column in columns for value in column.values], rows)
+
+    def with_draws(self, draws: int) -> ValueColumn:
+        """Return a column with only the boxes and keypoints that have these `draws`."""
+        items = [(row, value) for row, value in self.items() if (value.draws or 0) == draws]
+        rows = np.array([row for row, _ in items], np.int64)
+        return self if len(rows) == len(self) else ValueColumn([value for _, value in items], rows)
 
 
 @dataclass(slots=True)
@@ -230,9 +243,9 @@ class Columns:
         values: the columns of leaves that are not images, targets or blocks, keyed by leaf.
         points: the columns of boxes and keypoints, keyed by leaf.
         blocks: the stacked leaves, keyed by leaf.
-        fields: one tuple of leaf numbers per sample, or one tuple for all samples. When boxes are dropped, the same
-            entries of these leaves are dropped. A number stored as ~leaf is a leaf that follows keypoints instead. The
-            list is empty if no sample has such leaves.
+        fields: one dict per sample, or one dict for all samples, of tuples of leaf numbers keyed by `draws`. When boxes
+            with these draws are dropped, the same entries of these leaves are dropped. A number stored as ~leaf is a
+            leaf that follows keypoints instead. The list is empty if no sample has such leaves.
         sources: the source of each sample, or one string that joins the sources with `SEPARATOR`.
         errors: the rows of the request that failed, each with its error.
         collated: the collated batch, if the user's collate_fn ran in the worker.
@@ -254,7 +267,7 @@ class Columns:
     blocks: dict[int, Block] = field(default_factory=dict)
     masks: list[ImageColumn] = field(default_factory=list)
     points: dict[int, ValueColumn] = field(default_factory=dict)
-    fields: list[tuple[int, ...]] = field(default_factory=list)
+    fields: list[dict[int, tuple[int, ...]]] = field(default_factory=list)
     collated: Collated | None = None
     iterable: IterablePlace | None = None
     warning: str = ""
@@ -278,6 +291,21 @@ class Columns:
     def has_targets(self) -> bool:
         return bool(self.masks or self.points)
 
+    @property
+    def draws(self) -> list[int]:
+        """The different `draws` of the batch's images, in the order of the images."""
+        return list(dict.fromkeys(number for images in self.images for number in images.draws))
+
+    def with_draws(self, draws: int) -> Columns:
+        """Return the columns with only the images and targets with these `draws`; other leaves are not selected."""
+        if self.draws == [draws]:
+            return self
+        images = [column for column in self.images if column.draws == [draws]]
+        masks = [column for column in self.masks if column.draws == [draws]]
+        points = {leaf: column.with_draws(draws) for leaf, column in self.points.items()}
+        points = {leaf: column for leaf, column in points.items() if len(column)}
+        return replace(self, images=images, masks=masks, points=points)
+
     def structure(self, row: int) -> Structure:
         return entry(self.structures, row)
 
@@ -289,8 +317,9 @@ class Columns:
         return f"{prefix}sample {visible(str(self.indices[row]))}" + (f" ({visible(source)})" if source else "")
 
     def boxes(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Return the boxes (left, top, right, bottom) that the random parameters of these samples depend on."""
-        boxes: dict[int, Boxes] = {}  # a sample has at most one leaf of boxes: see `gpuload.workers.box_fields`
+        """Return the boxes (left, top, right, bottom) that the random parameters of these samples depend on. The images
+        of the columns must have the same `draws`."""
+        boxes: dict[int, Boxes] = {}  # images with the same draws have one leaf of boxes, see `workers.box_fields`
         for column in self.points.values():
             boxes |= {row: value for row, value in column.items() if isinstance(value, Boxes)}
         return [to_xyxy(boxes[row].array, boxes[row].format) for row in rows]
@@ -301,7 +330,7 @@ class Columns:
         is_special = self.blocks or self.masks or self.points or self.fields or self.warning or self.encoded
         if is_special or self.collated is not None or self.iterable is not None or len(self.rows) != count:
             return False
-        if len(self.images) != 1 or len(self.structures) != 1 or self.images[0].kinds:
+        if len(self.images) != 1 or len(self.structures) != 1 or self.images[0].kinds or self.draws != [0]:
             return False
         if self.images[0].leaf is None or not _is_builtin(self.structures[0]):
             return False
@@ -346,7 +375,7 @@ class Columns:
         bases = [*accumulate(counts, initial=0)]
         sources = [chunk.sources for chunk in chunks]
         all_joined = bool(sources) and all(isinstance(names, str) for names in sources)
-        fields = [chunk.fields or [()] for chunk in chunks]
+        fields = [chunk.fields or [{}] for chunk in chunks]
         join = partial(_join, bases=bases, offsets=offsets)
         blocks: dict[int, Block] = {}
         for leaf, first_block in chunks[0].blocks.items() if chunks else ():

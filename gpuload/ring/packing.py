@@ -134,8 +134,9 @@ def read_content(slot: np.ndarray, meta: bytes, meta_at: tuple[int, int] | None)
     image_tuples: list[Any] = [*content.images, *content.masks]
     position = len(meta) - IMAGE.itemsize * sum([length for length, *_ in image_tuples])
     for columns in (content.images, content.masks):
-        for i, (length, leaves, rows, kinds) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
-            columns[i] = ImageColumn(np.frombuffer(meta, IMAGE, length, position), leaves, _rows_to_array(rows), kinds)
+        for i, (length, leaves, rows, *options) in enumerate(columns):  # pyright: ignore[reportGeneralTypeIssues]
+            table = np.frombuffer(meta, IMAGE, length, position)
+            columns[i] = ImageColumn(table, leaves, _rows_to_array(rows), *options)
             position += IMAGE.itemsize * length
     content.values, content.points = (
         {leaf: ValueColumn(values, _rows_to_array(rows)) for leaf, values, rows in columns}  # pyright: ignore
@@ -272,7 +273,7 @@ def _pickle(content: Columns) -> tuple[bytes, list[memoryview]]:
     # Columns are pickled as plain tuples, and tables follow the pickle as raw bytes. Pickling the arrays would take ten
     # times as long, and pickling the column objects three times.
     images, masks = (
-        [(len(column), column.leaves, _rows_to_list(column.rows), column.kinds) for column in columns]
+        [(len(column), column.leaves, _rows_to_list(column.rows), column.kinds, column.draws) for column in columns]
         for columns in (content.images, content.masks)
     )
     values, points = (

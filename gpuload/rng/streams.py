@@ -12,6 +12,7 @@ from typing import Final
 __all__ = [
     "BATCHES",
     "BUCKETS",
+    "DRAWS",
     "GENERATORS",
     "MIXED_BLOCKS",
     "MIXED_DATASETS",
@@ -33,6 +34,7 @@ __all__ = [
 
 # Lanes, out of 2**32.
 TRANSFORMS: Final = range(2**31)  # the transforms of a chain, numbered from 0 in written order
+DRAWS: Final = range(0, 2**31, 2**16)  # added to the lanes of transforms and modules for images with ``draws=k``
 GENERATORS: Final = 2**31  # the seeds of the global generators, per sample
 SUBSTITUTES: Final = 2**31 + 1  # which samples to try in place of a failed sample
 SAMPLE_RNG: Final = 2**31 + 2  # `gpuload.sample_rng()`

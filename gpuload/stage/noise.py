@@ -84,11 +84,13 @@ def batch_normals(key_words: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack([rotated_first, rotated_second], dim=2).flatten(1)[:, :count]
 
 
-def philox_words(keys: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Return the Philox words for counters 0 … blocks - 1, int64 (N, blocks, 4). An int64 product of two 32-bit words
-    wraps at 2**64, which loses no bits; the sign bits that right shifts extend are masked off."""
-    n = len(keys)
-    word0 = torch.arange(blocks, device=keys.device).expand(n, blocks)
+def philox_words(keys: torch.Tensor, counters: int | torch.Tensor) -> torch.Tensor:
+    """Return the Philox words for counters, int64 (N, blocks), or for the counters 0 … n - 1: int64 (N, blocks, 4). An
+    int64 product of two 32-bit words wraps at 2**64, which loses no bits; the sign bits that right shifts extend are
+    masked off."""
+    if isinstance(counters, int):
+        counters = torch.arange(counters, device=keys.device).expand(len(keys), counters)
+    word0 = counters
     word1 = word2 = word3 = torch.zeros_like(word0)
     key0, key1 = keys[:, :1], keys[:, 1:]
     for round_index in range(ROUNDS):

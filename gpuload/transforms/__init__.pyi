@@ -30,6 +30,7 @@ from gpuload.transforms.composite import RandomOrder as RandomOrder
 from gpuload.transforms.convert import Normalize as Normalize
 from gpuload.transforms.convert import ToDtype as ToDtype
 from gpuload.transforms.convert import UniformTemporalSubsample as UniformTemporalSubsample
+from gpuload.transforms.convert import Window as Window
 from gpuload.transforms.custom import Custom as Custom
 from gpuload.transforms.custom import Lambda as Lambda
 from gpuload.transforms.erasing import RandomErasing as RandomErasing

@@ -37,7 +37,7 @@ from gpuload.transforms.arguments import (
 )
 from gpuload.transforms.base import ChainPosition, Transform
 from gpuload.transforms.composite import Compose, Identity, MultiView, RandomChoice, flatten, wrap_modules
-from gpuload.transforms.convert import UniformTemporalSubsample
+from gpuload.transforms.convert import UniformTemporalSubsample, check_windows
 from gpuload.transforms.line import Line, assign_lanes
 from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
@@ -130,6 +130,7 @@ class Chain:
             check_fills(lines[-1].transforms)
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         self.module_lanes = tuple(module_lanes)
+        check_windows([line.transforms for line in self.lines], next(iter(lines[0].transforms), None))
         check_mixing([line.transforms for line in self.lines])
         check_combining([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
@@ -295,6 +296,7 @@ class Chain:
         *,
         view: int = 0,
         regions_tlhw: np.ndarray | None = None,
+        draws: int = 0,
     ) -> Program:
         """Draw the records of all transforms.
 
@@ -306,15 +308,22 @@ class Chain:
             view: the index of the view.
             regions_tlhw: the result of `regions` for these images, if known. The crop that determined the regions is
                 then not drawn again.
+            draws: the number of the images' draws, see `gpuload.datasets.sample.Encoded`.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` is the image's index.
         """
         regions = regions_tlhw if len(self.lines) == 1 else None
-        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions)
+        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions, draws=draws)
 
     def regions(
-        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        draws: int = 0,
     ) -> np.ndarray:
         """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views, this
         is the smallest box around the regions of all views.
@@ -325,7 +334,7 @@ class Chain:
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
-            line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
+            line.draw(key, positions, sizes, boxes, steps=line.prefix_length, draws=draws).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
@@ -347,13 +356,20 @@ class Chain:
         return self.lines[0].resizes_late
 
     def resizes(
-        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        draws: int = 0,
     ) -> tuple[np.ndarray, Box | None]:
         """Return the result of `regions`, and the record of the initial resize, or None if that resize does not apply
         to all images. The chain's `resizes_late` must be None."""
         [line] = self.lines
         assert line.first_change is not None
-        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
+        steps = max(line.prefix_length, line.first_change + 1)
+        program = line.draw(key, positions, sizes_hw, boxes, steps=steps, draws=draws)
         return program.windows_tlhw[0], program.resize
 
     @property

@@ -3,12 +3,12 @@ selection of a clip's frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from gpuload.checks import argument, flag, integer, numbers
+from gpuload.checks import argument, finite_number, flag, integer, numbers
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name
 from gpuload.transforms.base import (
     EVERYWHERE,
@@ -23,15 +23,24 @@ from gpuload.transforms.program.ops import CHANGES_PIXELS, Numbers, RecordOutlin
 if TYPE_CHECKING:
     from gpuload.transforms.chain import Chain
 
-__all__ = ["Normalize", "ToDtype", "UniformTemporalSubsample", "converts_on_entry", "to_levels"]
+__all__ = [
+    "Normalize",
+    "ToDtype",
+    "UniformTemporalSubsample",
+    "Window",
+    "check_windows",
+    "converts_on_entry",
+    "to_levels",
+    "window_of",
+]
 
 LEVELS_PER_UNIT: Final = np.float32(255.999)  # torchvision's: 256 levels of equal width
 
 
 def converts_on_entry(chain: Chain) -> bool:
     """Return whether images are converted to uint8 before all transforms: whether `ToDtype("uint8", scale=True)` comes
-    before the first transform that changes pixels, in each view."""
-    return all(_starts_with_conversion(line.transforms) for line in chain.lines)
+    before the first transform that changes pixels, in each view, or the first transform is a `Window`."""
+    return window_of(chain) is not None or all(_starts_with_conversion(line.transforms) for line in chain.lines)
 
 
 def _starts_with_conversion(transforms: Iterable[Transform]) -> bool:
@@ -41,6 +50,25 @@ def _starts_with_conversion(transforms: Iterable[Transform]) -> bool:
         if any(issubclass(outline.kind, CHANGES_PIXELS) for outline in transform.outline) or transform.group_size > 1:
             return False
     return False
+
+
+def window_of(chain: Chain) -> Window | None:
+    """Return the `Window` that converts images before all other transforms; None if there is none."""
+    first = next(iter(chain.transforms), None)
+    return first if isinstance(first, Window) else None
+
+
+def check_windows(lines: Iterable[Sequence[Transform]], first: Transform | None) -> None:
+    """Refuse a `Window` that is not the `first` transform of a chain; `lines` are the transforms of each view."""
+    if any(transform is not first and _holds_window(transform) for line in lines for transform in line):
+        raise ValueError(
+            "transforms in an impossible order: Window converts intensities to 8 bits before all other transforms, so "
+            "a chain can have only one, at its beginning; put Window first"
+        )
+
+
+def _holds_window(transform: Transform) -> bool:
+    return isinstance(transform, Window) or any(map(_holds_window, transform.children))
 
 
 def to_levels(pixels: np.ndarray) -> np.ndarray:
@@ -123,6 +151,40 @@ def _dtypes_by_type(dtypes: Mapping[Any, object]) -> tuple[Any, Any]:
     if image_dtype is None and mask_dtype is None:
         raise TypeError(f"ToDtype(dtype={dtypes!r}) converts neither images nor masks; pass a dtype for one of them")
     return image_dtype, mask_dtype
+
+
+@declaration
+class Window(Transform):
+    """Map a range of intensities to 0 … 255, as radiology's window and level do (DICOM PS3.3, C.11.2.1.2.1).
+
+    Intensities up to `center` - `width` / 2 become 0, those from `center` + `width` / 2 - 1 on 255, and those in
+    between lie on a line, rounded to the nearest integer. The transform is the first one of a chain, and takes uint16
+    and float32 images; after it, images are 8-bit images like others.
+
+    Args:
+        center: the middle of the range, in the unit of the images, such as Hounsfield units.
+        width: the width of the range, greater than 1.
+
+    Raises:
+        TypeError, ValueError: an argument is not a number, or `width` is not greater than 1; or, in a chain, a
+            transform that changes pixels comes before it.
+
+    Example:
+        >>> Window(center=40, width=400).levels(np.array([-160, 39.5, 239], np.float32))
+        array([  0, 128, 255], dtype=uint8)
+    """
+
+    works_on: ClassVar[tuple[str, ...]] = ("uint8",)
+
+    center: float = argument(finite_number)
+    width: float = argument(finite_number, above=1)
+
+    def levels(self, pixels: Any) -> Any:
+        """Return the uint8 levels of a float32 or uint16 array or tensor."""
+        is_array = isinstance(pixels, np.ndarray)
+        values: Any = pixels.astype(np.float32) if is_array else pixels.float()
+        scaled = ((values - (self.center - self.width / 2)) * (255 / (self.width - 1)) + 0.5).clip(0, 255)
+        return scaled.astype(np.uint8) if is_array else scaled.byte()
 
 
 @declaration

@@ -174,9 +174,12 @@ class CenterCrop(FixedSizeCrop):
     """
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Box:
+        return self.box_record_at(self._starts(sizes_hw))
+
+    def _starts(self, sizes_hw: np.ndarray) -> np.ndarray:
         spare = sizes_hw - np.array(self.size, np.int64)
         # torchvision pads by ⌊missing / 2⌋ at the top and left, and rounds the corner of a crop half to even.
-        return self.box_record_at(np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64)))
+        return np.where(spare < 0, -(-spare // 2), np.rint(spare / 2).astype(np.int64))
 
 
 def padding_sides(name: str, value: Any, **bounds: int) -> tuple[int, int, int, int]:

@@ -54,7 +54,8 @@ def _limit_from_one(name: str, value: object, **bounds: float) -> tuple[float, f
 class RandomGamma(OneOperation):
     """Raise pixel values to a random power, as if the exposure had been different, with probability `p`.
 
-    A pixel value v in 0 … 1 becomes v to the power of gamma: above 1 the image becomes darker, below 1 brighter.
+    As in Albumentations 2.0.8, a pixel value v in 0 … 1 becomes v to the power of gamma: above 100% the image becomes
+    darker, below 100% brighter.
 
     Args:
         gamma_limit: the minimum and maximum gamma, in percent; a number x means 1 … x.
@@ -171,8 +172,8 @@ def _check_region(name: str, value: object) -> tuple[float, ...]:
 class RandomShadow(OneOperation):
     """Darken one or more random polygons of the image, with probability `p`.
 
-    The vertices of a polygon are drawn in no order, so its sides cross each other; what they enclose an even number of
-    times is not in the shadow.
+    As in Albumentations 2.0.8, the vertices of a polygon are drawn in no order, so that its sides cross each other, and
+    what they enclose an even number of times is not in the shadow.
 
     Args:
         shadow_roi: the region of the vertices as fractions of the sides, (left, top, right, bottom).

@@ -10,19 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from gpuload.rng.philox import Key
+from gpuload.rng.streams import DRAWS
 from gpuload.transforms.base import DrawError, Resampling, Transform, Uniforms
 from gpuload.transforms.program.draws import Program
-from gpuload.transforms.program.ops import CHANGES_PIXELS, Record
+from gpuload.transforms.program.ops import CHANGES_PIXELS, Call, Record
 from gpuload.transforms.program.targets import move_boxes
 from gpuload.transforms.program.windows import SMOOTHING
 
 __all__ = ["Line", "assign_lanes", "draw_for_rows"]
 
+NO_KEY: Final[Any] = None  # drawing random numbers with it is an error
 _set_field: Final = object.__setattr__  # used only on new records; `dataclasses.replace` is ten times as slow
 
 
@@ -84,17 +86,40 @@ class Line:
         *,
         steps: int | None = None,
         regions_tlhw: np.ndarray | None = None,
+        draws: int = 0,
     ) -> Program:
         """Draw the records of all transforms, or of the first `steps` transforms. `regions_tlhw` are the regions that a
         worker drew for these images, if known. They replace drawing the first transform if the worker drew only that
-        transform."""
+        transform. `draws` is the number of the images' draws (see `gpuload.datasets.sample.Encoded`)."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) with B = {len(positions)} positions, got {sizes.shape}")
         uniforms = Uniforms(key, positions, 0, boxes)
         regions = regions_tlhw if self.prefix_length == 1 else None
-        records, results = _draw(self.transforms[:steps], self.lanes[:steps], uniforms, sizes, regions)
+        records, results = _draw(self.transforms[:steps], self._lanes_of(draws)[:steps], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether images with different `draws` can get different records; True if user code draws them."""
+        transforms = [transform for transform in self.transforms if not transform.is_mixing]
+        if any(outline.kind is Call for transform in transforms for outline in transform.outline):
+            return True
+        uniforms = Uniforms(NO_KEY, np.zeros(1, np.int64), 0, [np.zeros((0, 4))])
+        try:
+            _draw(transforms, [0] * len(transforms), uniforms, np.full((1, 2), 256))
+        except Exception:
+            return True
+        return False
+
+    def _lanes_of(self, draws: int) -> Sequence[int]:
+        """Return the lanes of the transforms for images with these `draws`. Mixing transforms draw once for all images
+        of a sample, since they also mix the sample's label."""
+        if not draws:
+            return self.lanes
+        assert not self.lanes or self.lanes[-1] + self.transforms[-1].lanes < DRAWS.step
+        pairs = zip(self.transforms, self.lanes, strict=True)
+        return [lane if transform.is_mixing else lane + DRAWS[draws] for transform, lane in pairs]
 
 
 def assign_lanes(transforms: Sequence[Transform], first_lane: int) -> tuple[list[int], int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -195,11 +195,20 @@ class ResizeKeepRatio(Resampling):
 class CenterCropOrPad(CenterCrop):
     """Crop the centre of the image; a smaller image is padded on both sides first.
 
-    Arguments and errors are as for `RandomCropOrPad`.
+    Other arguments and errors are as for `RandomCropOrPad`.
+
+    Args:
+        position: ``"left"`` keeps the left side of the image and pads only the right side, as for lines of text;
+            vertically, the image is in the centre as for ``"center"``.
     """
 
     fill: int | tuple[int, ...] = argument(fill_values, default=0)
     padding_mode: PaddingMode = argument(one_of, default="constant", choices=PADDING_MODES)
+    position: Literal["center", "left"] = argument(one_of, default="center", choices=("center", "left"))
+
+    def _starts(self, sizes_hw: np.ndarray) -> np.ndarray:
+        starts = super()._starts(sizes_hw)
+        return starts if self.position == "center" else starts * np.array([1, 0])
 
 
 @declaration

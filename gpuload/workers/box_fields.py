@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from gpuload.datasets.sample import LEAVES, Boxes, Encoded, Keypoints, Mask, Target, to_xyxy
-from gpuload.datasets.tree import flatten, is_tensor
+from gpuload.datasets.tree import LEAF, Structure, describe_leaf, find_sibling, flatten, is_tensor
 from gpuload.decode import Decoder
 from gpuload.decode.header import is_transposed, read_header
 from gpuload.decode.options import Decode
@@ -25,6 +25,7 @@ from gpuload.transforms.chain import Chain
 __all__ = [
     "WARNING_PREFIX",
     "box_droppers",
+    "check_visibility",
     "explain_target_conflict",
     "find_fields",
     "format_size",
@@ -69,17 +70,34 @@ def explain_target_conflict(chain: Chain) -> str | None:
     return None
 
 
+def check_visibility(structure: Structure, leaves: Sequence[object], targets: Mapping[int, Target]) -> None:
+    """Raise a ValueError if the visibility next to keypoints with pairs, whose entries are exchanged with the points,
+    does not match the keypoints."""
+    for leaf, target in targets.items():
+        if isinstance(target, Keypoints) and target.pairs:
+            sibling = find_sibling(structure, leaf, "visibility")
+            expected = target.array.shape[:-1]
+            if sibling is not None and (sibling[1] != LEAF or _shape(leaves[sibling[0]])[: len(expected)] != expected):
+                actual = describe_leaf(leaves[sibling[0]]) if sibling[1] == LEAF else f"a {sibling[1][0]}"
+                raise ValueError(
+                    f"the visibility next to Keypoints(pairs=…) of shape {target.array.shape} must be an array or "
+                    f"tensor of shape {expected}, so that its entries are exchanged with the points, got {actual}"
+                )
+
+
 def find_fields(
-    sample: object, leaves: Sequence[object], targets: Mapping[int, Target], chain: Chain
+    sample: object, leaves: Sequence[object], targets: Mapping[int, Target], chain: Chain, draws: int = 0
 ) -> tuple[int, ...]:
     """Return the indices of the leaves with one entry per box, if a transform of the chain drops boxes
-    (`box_droppers`), followed by the leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints.
+    (`box_droppers`), followed by the leaves with one entry per keypoint, as ~leaf, if a transform drops keypoints. Only
+    the boxes and keypoints with these `draws` are considered.
 
     Args:
         sample: the dataset's original sample.
         leaves: all leaves of the sample.
         targets: the leaves that are targets, keyed by leaf index.
         chain: the transforms of the loader.
+        draws: the `draws` of the images to which the boxes and keypoints belong.
 
     Raises:
         TypeError, ValueError: a transform needs boxes or keypoints, and these or their labels are missing or do not
@@ -87,27 +105,42 @@ def find_fields(
     """
     droppers = box_droppers(chain)
     point_droppers = [transform for transform in _leaf_transforms(chain) if transform.drops_points]
-    box_fields = (
-        _box_fields(sample, leaves, targets, droppers, chain.reads_boxes) if droppers or chain.reads_boxes else ()
-    )
-    point_fields = _point_fields(sample, leaves, targets, set(box_fields), point_droppers) if point_droppers else ()
+    others = {leaf: target for leaf, target in targets.items() if (target.draws or 0) != draws}
+    if len(others) == len(targets) > 0 and not (chain.reads_boxes or chain.is_combining):
+        return ()  # there is nothing to drop
+    targets = {leaf: target for leaf, target in targets.items() if leaf not in others}
+    scope = Scope(sample, leaves, targets, others, f" with draws={draws}" if draws or others else "")
+    box_fields = _box_fields(scope, droppers, chain.reads_boxes) if droppers or chain.reads_boxes else ()
+    point_fields = _point_fields(scope, set(box_fields), point_droppers) if point_droppers else ()
     return box_fields + point_fields
 
 
-def _point_fields(
-    sample: Any,
-    leaves: Sequence[Any],
-    targets: Mapping[int, Target],
-    box_fields: set[int],
-    point_droppers: Sequence[Any],
-) -> tuple[int, ...]:
+class Scope(NamedTuple):
+    """The images of a sample that share random parameters: the sample and its leaves, the targets of these images, the
+    other targets of the sample, and words for the images in messages (empty if the sample has only these images)."""
+
+    sample: Any
+    leaves: Sequence[Any]
+    targets: Mapping[int, Target]
+    others: Mapping[int, Target]
+    note: str
+
+
+def _point_fields(scope: Scope, box_fields: set[int], point_droppers: Sequence[Any]) -> tuple[int, ...]:
     """Return the indices of the leaves with one entry per keypoint, as ~leaf."""
     name = "SanitizeKeyPoints"
-    search = _FieldSearch(sample, leaves, targets, Keypoints, name)
+    search = _FieldSearch(scope, Keypoints, name)
     if search.target.array.ndim < 2:
         raise ValueError(
             f"{name} needs keypoints of shape (N, …, 2), got one point of shape {search.target.array.shape}; "
             "add an axis"
+        )
+    keypoints: Any = search.target
+    if keypoints.pairs is not None and keypoints.array.ndim == 2:
+        raise ValueError(
+            f"{name} drops single points of keypoints of shape {keypoints.array.shape}, but pairs= gives each "
+            "point a fixed index; pass keypoints of shape (n, K, 2), whose groups are dropped, or leave out one of the "
+            "two"
         )
     point_fields: set[int] = set()
     for transform in point_droppers:
@@ -121,20 +154,20 @@ def _point_fields(
     return tuple(sorted(~leaf for leaf in point_fields - {search.leaf}))
 
 
-def _box_fields(
-    sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], droppers: Sequence[Any], reads_boxes: bool
-) -> tuple[int, ...]:
+def _box_fields(scope: Scope, droppers: Sequence[Any], reads_boxes: bool) -> tuple[int, ...]:
+    targets = scope.targets
     name = type(droppers[0]).__name__ if droppers else "a transform"
     combiners = [transform for transform in droppers if transform.group_size > 1]
     if combiners and not targets:
         raise ValueError(
             f"{type(combiners[0]).__name__} combines images of several samples and their boxes or masks, but "
-            "this sample has no boxes, masks or keypoints; add gpuload.Boxes, gpuload.Mask or gpuload.Keypoints to it"
+            f"this sample has no boxes, masks or keypoints{scope.note}; add gpuload.Boxes, gpuload.Mask or "
+            "gpuload.Keypoints to it"
         )
     has_boxes = any(isinstance(target, Boxes) for target in targets.values())
     if not has_boxes and all(type(transform).__name__ == "Mosaic" for transform in droppers) and not reads_boxes:
         return ()
-    search = _FieldSearch(sample, leaves, targets, Boxes, name)
+    search = _FieldSearch(scope, Boxes, name)
     if not droppers:
         return ()
     box_fields, point_leaves = search.find_siblings()
@@ -174,7 +207,7 @@ class _FieldSearch:
     """A search for the leaves of a sample that have one entry per box, or one entry per keypoint.
 
     Args:
-        sample, leaves, targets: as for `find_fields`.
+        scope: the sample, and the targets to consider.
         target_type: `Boxes` or `Keypoints`, the type of the leaf whose entries the other leaves must match.
         name: the name of the transform that needs the leaf, for error messages.
 
@@ -186,9 +219,8 @@ class _FieldSearch:
         ValueError: the sample does not have exactly one leaf of this type.
     """
 
-    def __init__(
-        self, sample: Any, leaves: Sequence[Any], targets: Mapping[int, Target], target_type: type[Any], name: str
-    ) -> None:
+    def __init__(self, scope: Scope, target_type: type[Any], name: str) -> None:
+        sample, leaves, targets, _, note = scope
         self._sample, self._leaves, self._targets, self._name = sample, leaves, targets, name
         self._noun, example = "boxes", "gpuload.Boxes(array, format)"
         if target_type is Keypoints:
@@ -196,19 +228,35 @@ class _FieldSearch:
         matches = [(leaf, target) for leaf, target in targets.items() if isinstance(target, target_type)]
         if len(matches) != 1:
             raise ValueError(
-                f"{name} needs samples with one set of {self._noun}, {example}, but this sample has {len(matches)}"
+                f"{name} needs samples with one set of {self._noun}, {example}, but this sample has "
+                f"{len(matches)}{note}"
             )
         [(self.leaf, self.target)] = matches
         self.count = len(self.target.array)
         self._container = _find_container(sample, leaves[self.leaf])
         self._entries = _list_entries(self._container) or []
+        # The containers of the other images' boxes, which contain the labels of these boxes.
+        foreign = [leaves[leaf] for leaf, target in scope.others.items() if isinstance(target, target_type)]
+        self._foreign = [_find_container(sample, leaf) for leaf in foreign]
+
+    def _is_foreign(self, name: str, label: object) -> bool:
+        """Return whether a label belongs to the boxes of other images: those in the innermost container around it."""
+        containers = [self._container, *self._foreign]
+        ids = [set(map(id, _leaves_of(container))) for container in containers]
+        around = [index for index in range(len(containers)) if id(label) in ids[index]]
+        innermost = min(around, key=lambda index: len(ids[index]), default=None)
+        if innermost is None or (not innermost and any(containers[i] is containers[0] for i in around[1:])):
+            raise ValueError(
+                f"{name}: the images of this sample have different draws=, and it is unclear to which of their "
+                f"{self._noun} the labels of shape {_shape(label)} belong; put the {self._noun} of each number and "
+                "their labels into a separate dict"
+            )
+        return innermost > 0
 
     def find_siblings(self) -> tuple[set[int], set[int]]:
         """Return the leaves with one entry per box in the container of the boxes, as two sets: one of the boxes
         themselves and masks, and one of keypoints."""
-        container_leaves: list[Any] = []
-        flatten(self._container, container_leaves)
-        container_ids = set(map(id, container_leaves))
+        container_ids = set(map(id, _leaves_of(self._container)))
         masks, points = {self.leaf}, set()
         for leaf, target in self._targets.items():
             # Masks and keypoints outside this container belong to the image, even if they happen to match in number.
@@ -228,7 +276,7 @@ class _FieldSearch:
             return set()
         if not callable(getter):
             try:
-                labels: Any = [_find_labels(self._sample)]
+                labels: Any = [_find_labels(self._container if self._foreign else self._sample)]
             except ValueError as error:
                 raise ValueError(
                     f"{name}: {error}; give {name} a labels_getter= that returns the labels of the {self._noun}, "
@@ -243,6 +291,8 @@ class _FieldSearch:
             shape = _shape(label)
             if not shape:
                 raise ValueError(self._labels_message(name, label))
+            if self._foreign and self._is_foreign(name, label):
+                continue
             if shape[0] != self.count:
                 raise ValueError(
                     f"{name}: there are {self.count} {self._noun}, but their labels have shape {shape}; "
@@ -273,8 +323,10 @@ class _FieldSearch:
         candidates = [(key, value) for key, value in candidates if "label" in key]
         labels = [value for _, value in sorted(candidates, key=lambda entry: entry[0] != "labels")]
         with contextlib.suppress(ValueError):
-            labels.append(_find_labels(self._sample))
+            labels.append(_find_labels(self._container if self._foreign else self._sample))
         for label in labels:
+            if self._foreign and self._is_foreign(self._name, label):
+                continue
             if _shape(label)[:1] == (self.count,) and (leaf := self._find_leaf(label)) is not None:
                 return {leaf}
         for label in labels:
@@ -305,7 +357,12 @@ class _FieldSearch:
                 )
 
     def _find_leaf(self, value: object) -> int | None:
-        return next((leaf for leaf, candidate in enumerate(self._leaves) if candidate is value), None)
+        matches = [leaf for leaf, candidate in enumerate(self._leaves) if candidate is value]
+        if self._foreign:  # a value can be in the dicts of several images
+            nearby = list(map(id, _leaves_of(self._container)))
+            first_leaf = self.leaf - nearby.index(id(self._leaves[self.leaf]))
+            matches.sort(key=lambda leaf: leaf not in range(first_leaf, first_leaf + len(nearby)))
+        return next(iter(matches), None)
 
     def _labels_message(self, name: str, label: object) -> str:
         return (
@@ -356,15 +413,15 @@ def size_warning(
     )
 
 
-def unit_warning(targets: Mapping[str, Any], size_hw: tuple[int, int]) -> str:
+def unit_warning(targets: Mapping[str, tuple[Any, tuple[int, int]]]) -> str:
     """Return a warning for the user if the boxes or keypoints of an image seem to have another unit than the image's
     pixels; "" if not.
 
     Args:
-        targets: the boxes and keypoints of a sample, keyed by their location in the sample.
-        size_hw: the height and width of the image.
+        targets: the boxes and keypoints of a sample, each with the height and width of the image, keyed by their
+            location in the sample.
     """
-    for location, target in targets.items():
+    for location, (target, size_hw) in targets.items():
         values = target.array[np.isfinite(target.array)]
         noun, factors = "keypoints", "(width, height)"
         if isinstance(target, Boxes):
@@ -436,6 +493,12 @@ def _may_be_labels(leaf: Any, count: int) -> bool:
     shape = _shape(leaf)
     is_image = len(shape) == 3 and str(leaf.dtype).endswith("uint8")
     return len(shape) > 0 and shape[0] == count and not is_image
+
+
+def _leaves_of(node: object) -> list[Any]:
+    leaves: list[Any] = []
+    flatten(node, leaves)
+    return leaves
 
 
 def _find_container(node: object, leaf: object) -> Any:

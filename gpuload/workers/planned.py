@@ -209,11 +209,11 @@ def plan_images(
 
 
 def _is_plannable(columns: Columns) -> bool:
-    """Return whether each sample has one uint8 image, of a number of channels that the fused kernels support, and no
-    targets."""
+    """Return whether each sample has one uint8 image, of a number of channels that the fused kernels support, no
+    ``draws=``, and no targets."""
     from gpuload.transforms.program.fusing.plan import CHANNELS
 
-    if columns.has_targets or len(columns.images) != 1:
+    if columns.has_targets or len(columns.images) != 1 or columns.draws != [0]:
         return False
     [images] = columns.images
     return not images.kinds and images.rows is None and int(images.table["shape"][0, 2]) in CHANNELS

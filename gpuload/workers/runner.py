@@ -42,7 +42,7 @@ from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.convert import converts_on_entry
+from gpuload.transforms.convert import converts_on_entry, window_of
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, WorkerCounters
@@ -59,7 +59,7 @@ from gpuload.workers.protocol import (
     error_traceback,
     record_of,
 )
-from gpuload.workers.sample import ImageFailure, Sample, SampleReader, make_columns
+from gpuload.workers.sample import ImageFailure, Picture, Sample, SampleReader, make_columns
 from gpuload.workers.source import EndOfSamples, Source
 
 __all__ = ["Chunk", "ChunkRunner"]
@@ -442,21 +442,25 @@ class ChunkRunner:
 
     def _draw_regions(self, request: Request, samples: list[Sample]) -> None:
         images = [(sample, image) for sample in samples for image in sample.images.values()]
-        if not images:
-            return
+        for draws in dict.fromkeys([image.draws for _, image in images]):
+            self._draw_images(request, draws, [entry for entry in images if entry[1].draws == draws])
+
+    def _draw_images(self, request: Request, draws: int, images: list[tuple[Sample, Picture]]) -> None:
+        """Draw the regions of images that have the same `draws`."""
         positions = request.positions[[sample.row for sample, _ in images]]
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
-        boxes = [sample.boxes() for sample, _ in images] if self.job.chain.reads_boxes else None
+        boxes = [sample.boxes(draws) for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
         chain, resize = self.job.chain_of(request), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
-            regions, resize = chain.resizes(key, positions, sizes, boxes)
+            regions, resize = chain.resizes(key, positions, sizes, boxes, draws=draws)
         else:
-            regions = chain.regions(key, positions, sizes, boxes)
+            regions = chain.regions(key, positions, sizes, boxes, draws=draws)
         for (sample, image), region in zip(images, regions.tolist(), strict=True):
             image.region = region
             for mask in sample.masks.values():  # masks get the region of the first image
-                mask.region = mask.region or region
+                if mask.draws == draws:
+                    mask.region = mask.region or region
         if resize is not None:
             self._reader.resize([image for _, image in images], resize)
 
@@ -475,7 +479,7 @@ class RowCopier:
         chain = job.chain
         if not row_bytes(job.dataset):
             return False
-        if job.dataset.dtype != np.uint8 and converts_on_entry(chain):
+        if (job.dataset.dtype != np.uint8 or window_of(chain) is not None) and converts_on_entry(chain):
             return False
         return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or box_droppers(chain))
 

@@ -20,6 +20,7 @@ import numpy as np
 from gpuload.datasets.files import EXTENSIONS
 from gpuload.datasets.recognise import (
     find_leaves,
+    find_shared_draws,
     find_unrecognized_targets,
     is_pillow_image,
     unfold_clips,
@@ -33,7 +34,9 @@ from gpuload.datasets.sample import (
     Keypoints,
     Mask,
     Target,
+    explain_batch_form,
     explain_float_range,
+    is_batch_form,
     plain_meta,
     to_xyxy,
 )
@@ -56,12 +59,13 @@ from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
 from gpuload.transforms.chain import Chain
-from gpuload.transforms.convert import Normalize, converts_on_entry, to_levels
+from gpuload.transforms.convert import Normalize, converts_on_entry, to_levels, window_of
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, ChainMixture, Ops, filter_codes
 from gpuload.transforms.program.windows import FILTERS
 from gpuload.workers.box_fields import (
     box_droppers,
+    check_visibility,
     explain_target_conflict,
     find_fields,
     format_size,
@@ -110,6 +114,10 @@ class Picture:
     cut: Cut | None = None  # the bytes that `SampleReader.cut_files` cut out of the file, if any
 
     @property
+    def draws(self) -> int:
+        return self.leaf.draws or 0
+
+    @property
     def is_device_decodable(self) -> bool:
         """Return whether a device can decode the picture. It must be a uint8 image in a complete JPEG file with a
         single scan."""
@@ -138,7 +146,7 @@ class Sample:
     source: str | None
     masks: dict[int, Picture] = field(default_factory=dict)
     points: dict[int, Boxes | Keypoints] = field(default_factory=dict)
-    fields: tuple[int, ...] = ()  # see `gpuload.ring.columns.Columns`
+    fields: dict[int, tuple[int, ...]] = field(default_factory=dict)  # see `gpuload.ring.columns.Columns`
 
     @property
     def pictures(self) -> list[Picture]:
@@ -156,9 +164,11 @@ class Sample:
             return self.original
         return unflatten(self.structure, [plain_meta(self.values[leaf]) for leaf in range(len(self.values))])
 
-    def boxes(self) -> np.ndarray:
-        """Return the boxes on which random parameters depend: left, top, right, bottom."""
-        boxes = next(value for value in self.points.values() if isinstance(value, Boxes))
+    def boxes(self, draws: int) -> np.ndarray:
+        """Return the boxes on which the random parameters of images with these `draws` depend: left, top, right,
+        bottom."""
+        points = (value for value in self.points.values() if (value.draws or 0) == draws)
+        boxes = next(value for value in points if isinstance(value, Boxes))
         return to_xyxy(boxes.array, boxes.format)
 
 
@@ -178,6 +188,7 @@ class SampleReader:
         self._job = job
         self._warnings: list[str] = []
         self._searches_left = SEARCHED_SAMPLES
+        self._has_warned_of_draws = False  # whether images that share draws without saying so were reported
         self._has_warned_of_sizes = False  # whether boxes for another image size were found and reported
         self._decoder = Decoder(job.decode)
         self.set_counters(WorkerCounters())
@@ -186,7 +197,7 @@ class SampleReader:
         self._target_conflict = explain_target_conflict(job.chain)
         # A `collate_fn` gets PIL images as the dataset returned them.
         self._keeps_pillow_images = job.plain and job.collate_fn is not None
-        self._converts_on_entry = converts_on_entry(job.chain)
+        self._converts_on_entry, self._window = converts_on_entry(job.chain), window_of(job.chain)
         self._changes_colors = _changes_colors(job.chain)
         self._needs_fractions = self._changes_colors or _normalizes_fractions(job.chain)
 
@@ -288,44 +299,69 @@ class SampleReader:
             sample.structure, leaves, sample.images, targets, moves_pixels=self._job.moves_pixels
         )
         if not warning and (self._job.chain.moves_pixels or self._needs_boxes) and not self._has_warned_of_sizes:
-            paths, image = key_paths_of(sample.structure), next(iter(sample.images.values()))
-            points = {paths[leaf]: target for leaf, target in sample.points.items()}
-            warning = unit_warning(points, (image.height, image.width))
+            paths = key_paths_of(sample.structure)
+            sizes = {image.draws: (image.height, image.width) for image in reversed(sample.images.values())}
+            points = {paths[leaf]: (target, sizes[target.draws or 0]) for leaf, target in sample.points.items()}
+            warning = unit_warning(points)
+        if not self._has_warned_of_draws and any(line.is_random for line in self._job.chain.lines):
+            files = find_shared_draws(sample.structure, {leaf: image.leaf for leaf, image in sample.images.items()})
+            if files:
+                self._has_warned_of_draws, self._warnings = True, [*self._warnings, files]
         self._searches_left -= 1
         if warning:
             self._searches_left, self._warnings = 0, [warning, *self._warnings]
 
     def _add_targets(self, sample: Sample, leaves: list[Any], targets: dict[int, Target]) -> None:
         """Add the masks, boxes and keypoints of a sample."""
-        images = list(sample.images.items())
-        if not images:
+        if not sample.images:
             raise TypeError(
                 f"the sample, {one_line(describe(sample.structure, leaves))}, has masks, boxes or keypoints, but no "
                 f"image to which they belong{_image_hint(sample.structure, leaves)}; return both in one sample"
             )
         if targets and self._target_conflict is not None:
             raise ValueError(self._target_conflict)
-        size = images[0][1].height, images[0][1].width
-        for leaf, image in images[1:]:
+        for target in filter(is_batch_form, targets.values()):
+            raise ValueError(explain_batch_form(target))
+        check_visibility(sample.structure, leaves, targets)
+        numbers = dict.fromkeys(image.draws for image in sample.images.values())
+        for leaf, target in targets.items():
+            if (target.draws or 0) not in numbers:
+                raise ValueError(
+                    f"{key_paths_of(sample.structure)[leaf]} has draws={target.draws or 0}, but the images of its "
+                    f"sample have draws={', '.join(map(str, numbers))}; pass the draws= of the image that it belongs to"
+                )
+        for draws in numbers:
+            selected = {leaf: target for leaf, target in targets.items() if (target.draws or 0) == draws}
+            self._add_targets_of(sample, selected, draws)
+            if fields := find_fields(sample.original, leaves, targets, self._job.chain, draws):
+                sample.fields[draws] = fields
+
+    def _add_targets_of(self, sample: Sample, targets: dict[int, Target], draws: int) -> None:
+        """Add the targets of the images with these `draws`."""
+        images = [(leaf, image) for leaf, image in sample.images.items() if image.draws == draws]
+        first = images[0][1]
+        size = first.height, first.width
+        for leaf, image in images[1:] if targets else ():
             if (other_size := (image.height, image.width)) != size:
                 places = key_paths_of(sample.structure)
                 raise ValueError(
                     "masks, boxes and keypoints belong to all images of their sample, which must have the same size, "
                     f"but {places[images[0][0]]} has {format_size(size)} and {places[leaf]} has "
-                    f"{format_size(other_size)} (height × width); return only images of one size in such a sample"
+                    f"{format_size(other_size)} (height × width); return only images of one size in such a sample, or "
+                    "pass another draws= to the images that they do not belong to"
                 )
         for leaf, target in targets.items():
             if isinstance(target, Mask):
-                sample.masks[leaf] = self._make_mask(sample, leaf, target, size)
+                sample.masks[leaf] = self._make_mask(sample, leaf, target, first)
             else:
                 sample.points[leaf] = target
         if not self._has_warned_of_sizes:
-            warning = size_warning(sample.points.values(), images[0][1].leaf, size, sample.source, self._job.decode)
+            source = getattr(first.leaf, "source", None) or sample.source
+            warning = size_warning(targets.values(), first.leaf, size, source, self._job.decode)
             if warning:
                 self._has_warned_of_sizes, self._warnings = True, [*self._warnings, warning]
-        sample.fields = find_fields(sample.original, leaves, targets, self._job.chain)
 
-    def _make_mask(self, sample: Sample, leaf: int, mask: Mask, size_hw: tuple[int, int]) -> Picture:
+    def _make_mask(self, sample: Sample, leaf: int, mask: Mask, image: Picture) -> Picture:
         location = key_paths_of(sample.structure)[leaf]
         header, axes, count = None, 2, 1
         if isinstance(mask.array, Encoded):
@@ -339,11 +375,9 @@ class SampleReader:
         else:
             dtype, axes, shape = mask.array.dtype.name, mask.array.ndim, mask.array.shape
             count = len(mask.array) if axes == 3 else 1
-        if (
-            mismatch := mask_mismatch(location, shape, next(iter(sample.images.values())), self._job.decode)
-        ) is not None:
+        if (mismatch := mask_mismatch(location, shape, image, self._job.decode)) is not None:
             raise ValueError(mismatch)
-        return Picture(mask, header, *size_hw, count * np.dtype(dtype).itemsize, (dtype, axes))
+        return Picture(mask, header, image.height, image.width, count * np.dtype(dtype).itemsize, (dtype, axes))
 
     def resize(self, pictures: Sequence[Picture], resize: Box) -> None:
         """Choose the images that can be resized while they are decoded, and set their regions to the boxes of
@@ -398,6 +432,8 @@ class SampleReader:
             ImageFailure: an image or mask cannot be decoded.
         """
         for i, picture in enumerate(sample.pictures):
+            if self._window is not None and i < len(sample.images):
+                self._check_intensities(picture)
             if picture.encoded_fields:
                 start, length = picture.encoded_fields[:2]
                 slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
@@ -432,18 +468,36 @@ class SampleReader:
             cut, picture.cut = picture.cut, None
             out = out.reshape(height, width, -1)
             if self._converts_on_entry and leaf.mode == "unchanged" and self._decoder.dtype(header) != "uint8":
-                out[...] = _convert(self._decoder.decode(leaf, header, region_tlhw, None, cut))
+                out[...] = self._convert(self._decoder.decode(leaf, header, region_tlhw, None, cut))
             else:
                 self._decoder.decode(leaf, header, region_tlhw, out, cut)
         elif isinstance(leaf, Image):
             pixels = leaf.hwc[top : top + height, left : left + width]
-            out.reshape(height, width, -1)[...] = _convert(pixels) if self._converts_on_entry else pixels
+            out.reshape(height, width, -1)[...] = self._convert(pixels) if self._converts_on_entry else pixels
         elif header is not None:
             self._decoder.decode_mask(leaf.array, header, region_tlhw, out.reshape(height, width))
         else:
             cropped = leaf.array[..., top : top + height, left : left + width]
             channels = cropped[:, :, None] if cropped.ndim == 2 else cropped.transpose(1, 2, 0)
             out.reshape(channels.shape)[...] = channels
+
+    def _check_intensities(self, picture: Picture) -> None:
+        leaf: Any = picture.leaf
+        if isinstance(leaf, Encoded):
+            is_deep = leaf.mode == "unchanged" and self._decoder.dtype(picture.header) != "uint8"
+        else:
+            is_deep = leaf.hwc.dtype != np.uint8
+        if not is_deep:
+            raise TypeError(
+                "Window takes intensities of 16 bits or floats, but this image has 8 bits; return gpuload.Image(array) "
+                "of uint16 or float32, or gpuload.Encoded(data, mode='unchanged') for a file of 16 bits or floats"
+            )
+
+    def _convert(self, pixels: np.ndarray) -> np.ndarray:
+        """Convert an image to uint8, see `to_levels` and `Window.levels`."""
+        if pixels.dtype == np.float32 and (self._window is None or np.isnan(pixels).any()):
+            _check_fractions(pixels, allows_nan=False)
+        return to_levels(pixels) if self._window is None else self._window.levels(pixels)
 
 
 def _changes_colors(chain: Chain) -> bool:
@@ -469,13 +523,6 @@ def _check_fractions(pixels: np.ndarray, *, allows_nan: bool = True) -> None:
     low, high = float(pixels.min()), float(pixels.max())
     if low < 0 or high > 1 or (low != low and not allows_nan):
         raise ValueError(f"the image {explain_float_range(low, high)}")
-
-
-def _convert(pixels: np.ndarray) -> np.ndarray:
-    """Convert an image to uint8, see `to_levels`."""
-    if pixels.dtype == np.float32:
-        _check_fractions(pixels, allows_nan=False)
-    return to_levels(pixels)
 
 
 def make_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:
@@ -516,7 +563,8 @@ def _image_columns(samples: Sequence[Mapping[int, Picture]]) -> list[ImageColumn
         leaves = merge_equal([leaf for leaf, _ in entries])
         kinds = [picture.dtype_axes for _, picture in entries]
         kinds = merge_equal(kinds) if any(kinds) else []
-        columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds))
+        draws = merge_equal([picture.draws for _, picture in entries])
+        columns.append(ImageColumn(table, leaves, None if len(rows) == len(samples) else np.array(rows), kinds, draws))
     return columns
 
 

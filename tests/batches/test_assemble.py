@@ -315,7 +315,7 @@ def test_columns_of_targets_hold_masks_boxes_and_their_fields():
     assert masks.kinds == [("uint8", 2), ("int16", 2)] * 2
     assert masks.table["shape"][:, 2].tolist() == [1, 2, 1, 2]  # the bytes of a pixel count as channels
     assert [len(boxes.array) for _, boxes in columns.points[1].items()] == [1, 2, 3, 4]
-    assert columns.fields == [(1, 2)]  # in all rows
+    assert columns.fields == [{0: (1, 2)}]  # in all rows
     assert [len(boxes) for boxes in columns.boxes([3, 0])] == [4, 1]
 
 

@@ -86,6 +86,12 @@ EXTRA_CASES: dict[str, dict[str, Any]] = {
         "transforms": [T.RandomIoUCrop(), T.SanitizeBoundingBoxes(min_size=3)],
         "ragged": "pad",
     },
+    "padded_boxes": {
+        "dataset": [make_scene(number) for number in range(8)],
+        "transforms": [T.RandomIoUCrop(), T.SanitizeBoundingBoxes(min_size=3)],
+        "ragged": "pad",
+        "boxes": "padded",
+    },
     "ragged_pad_with_masks": {"dataset": [make_segmented(number) for number in range(8)], "ragged": "pad"},
     "ragged_pad_to_multiples": {
         "dataset": [make_segmented(number) for number in range(8)],

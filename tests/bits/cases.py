@@ -640,6 +640,25 @@ def several_images(samples: Samples) -> dict[str, Any]:
     return {"dataset": samples.make(sample, odd=True), "transforms": chain}
 
 
+@case(runs=("torch", "fused"))
+def draws_for_each_image(samples: Samples) -> dict[str, Any]:
+    """Use images with ``draws=``, and a mask and keypoints of the second image."""
+
+    def sample(number: int) -> dict[str, Any]:
+        array = samples.array(number)
+        return {
+            "anchor": gl.Image(array),
+            "positive": gl.Image(array, draws=1),
+            "mask": gl.Mask(array[:, :, 0], draws=1),
+            "points": gl.Keypoints([[3.0, 4.0]], draws=1),
+            "negative": gl.Encoded(samples.jpeg((number + 1) % samples.count), draws=2),
+            "label": number,
+        }
+
+    chain = [T.RandomResizedCrop(18), T.RandomHorizontalFlip(), T.ColorJitter(0.3), T.RandomErasing(), NORMALIZE]
+    return {"dataset": samples.make(sample), "transforms": chain}
+
+
 @case()
 def ragged_list(samples: Samples) -> dict[str, Any]:
     return jpegs(samples, [T.RandomShortestSize((15, 20)), T.ColorJitter(0.3), NORMALIZE], ragged="list")

@@ -280,14 +280,6 @@ def test_augment_does_not_check_the_range_of_floats_on_the_device():
     assert gl.Augment(CROPS)(out_of_range.to(CUDA_0)).isfinite().all()
 
 
-@pytest.mark.parametrize("target", ["boxes", "keypoints"])
-def test_boxes_and_keypoints_on_the_device_raise(target):
-    text = "takes numbers on the CPU, where they are transformed, got a tensor on cuda:0"
-    make, columns = (gl.Boxes, 4) if target == "boxes" else (gl.Keypoints, 2)
-    with pytest.raises(ValueError, match=re.escape(text)):
-        make(torch.zeros(1, columns, device=CUDA_0))
-
-
 def test_positions_on_the_device_raise():
     with pytest.raises(ValueError, match="positions are on cuda:0; pass them on the CPU, to avoid waiting"):
         gl.Augment(CROPS)(image_batch().to(CUDA_0), positions=torch.arange(6, device=CUDA_0))

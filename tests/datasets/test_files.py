@@ -61,7 +61,7 @@ def test_read_refuses_fifos_devices_folders_and_missing_files(tmp_path, read):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="missing"):
         read(tmp_path / "missing")
-    assert open_below(tmp_path.parent) == 0
+    assert open_below(tmp_path) == 0
 
 
 def test_read_file_refuses_a_huge_sparse_file_without_reading_it(tmp_path):

@@ -91,7 +91,7 @@ def test_mask_of_a_palette_image_holds_the_stored_indices():
     [
         (lambda: gl.Mask(np.zeros((4, 5), complex)), TypeError, "takes an array of numbers, got complex128"),
         (lambda: gl.Mask(np.zeros((0, 5))), ValueError, r"must have pixels, got shape \(0, 5\)"),
-        (lambda: gl.Mask(np.zeros((1, 2, 4, 5))), ValueError, "must be H×W, or N×H×W"),
+        (lambda: gl.Mask(np.zeros((1, 1, 2, 4, 5))), ValueError, "must be H×W, or N×H×W"),
         (lambda: gl.Boxes(np.ones((1, 4), bool)), TypeError, "takes an array of numbers, got bool"),
         (lambda: gl.Boxes([[1, 2, np.inf, 4]]), ValueError, "finite numbers, but box 0"),
         (lambda: gl.Boxes([[3, 2, 1, 4]]), ValueError, "box 0 ends before it begins"),

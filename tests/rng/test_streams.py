@@ -14,11 +14,13 @@ LANES = (
     *("TRANSFORMS", "GENERATORS", "SUBSTITUTES", "SAMPLE_RNG", "SHARDS", "SHUFFLE_BUFFER", "WINDOWS", "WITHIN_WINDOWS"),
     *("SHORT_BLOCK", "MIXED_BLOCKS", "MIXED_DATASETS", "MIXED_PERMUTATIONS", "BUCKETS", "BATCHES", "MODULE", "ORDER"),
 )
+OFFSETS = ("DRAWS",)  # of lanes of `TRANSFORMS` and `MODULE`
 POSITIONS = ("SAMPLE_POSITIONS", "WORKER_INIT_POSITIONS", "SAMPLER_POSITIONS")
 
 
 def test_lanes_and_positions_above_are_all_that_are_registered():
-    assert sorted(streams.__all__) == sorted(LANES + POSITIONS), "add the new name to LANES or POSITIONS above"
+    names = LANES + OFFSETS + POSITIONS
+    assert sorted(streams.__all__) == sorted(names), "add the new name to LANES, OFFSETS or POSITIONS above"
 
 
 @pytest.mark.parametrize(("names", "count"), [(LANES, 2**32), (POSITIONS, 2**63)])
@@ -31,6 +33,17 @@ def test_registered_lanes_and_positions_are_disjoint(names, count):
         assert 0 <= values.start < values.stop <= count, name
     for (name, values), (other_name, other_values) in itertools.combinations(ranges.items(), 2):
         assert values.stop <= other_values.start or other_values.stop <= values.start, (name, other_name)
+
+
+@pytest.mark.parametrize("name", ["TRANSFORMS", "MODULE"])
+def test_lanes_of_different_draws_are_disjoint_and_of_the_same_kind(name):
+    lanes, draws = getattr(streams, name), streams.DRAWS
+    first_lanes = [lanes.start + offset for offset in (draws[0], draws[1], draws[-1])]
+    spans = [range(first, first + min(draws.step, lanes.stop - first)) for first in first_lanes]
+    assert draws[0] == 0
+    assert all(min(span) in lanes and max(span) in lanes and len(span) > 2**15 for span in spans)
+    for span, other in itertools.combinations(spans, 2):
+        assert span.stop <= other.start
 
 
 def test_sample_positions_end_at_the_maximum_length_of_a_dataset():

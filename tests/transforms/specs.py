@@ -1161,4 +1161,8 @@ SPECS: dict[str, Spec] = {
         note="accepts T×H×W×C clips and lists of frames; selects frames before they are decoded",
         torchvision={"num_samples": 3},
     ),
+    "Window": indirect(
+        picture="converts intensities, which are not a picture",
+        note="not in torchvision; DICOM's window, for uint16 and float32 images; comes first in the chain",
+    ),
 }

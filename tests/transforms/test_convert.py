@@ -189,3 +189,100 @@ def test_color_jitter_refuses_floats_with_to_uint8_as_the_remedy():
     text = "ColorJitter takes uint8 images, but sample 0 is float32; put T.ToDtype('uint8', scale=True) first"
     with pytest.raises(ValueError, match=re.escape(text)):
         load_images(list(map(gl.Image, make_unit_floats())), [T.ColorJitter(0.3)])
+
+
+# -- Window ------------------------------------------------------------------------------------------------------------
+
+
+def dicom_window(values, center, width):
+    """Return the pseudocode of DICOM PS3.3, C.11.2.1.2.1, for outputs from 0 to 255, in float64."""
+    x = np.asarray(values, np.float64)
+    inside = ((x - (center - 0.5)) / (width - 1) + 0.5) * 255
+    return np.where(x <= center - 0.5 - (width - 1) / 2, 0, np.where(x > center - 0.5 + (width - 1) / 2, 255, inside))
+
+
+HOUNSFIELD = np.arange(-1024, 3072, dtype=np.float32).reshape(64, 64)
+
+
+@pytest.mark.parametrize(("center", "width"), [(40, 400), (-600, 1500), (300, 2.0), (2048, 4096)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_window_has_the_levels_of_dicoms_linear_function(center, width, dtype):
+    values = HOUNSFIELD if dtype == np.float32 else (HOUNSFIELD + 1024).astype(np.uint16)
+    levels = T.Window(center, width).levels(values)
+    assert levels.dtype == np.uint8
+    assert np.abs(levels - dicom_window(values, center, width)).max() <= 0.501
+    assert torch.equal(T.Window(center, width).levels(torch.from_numpy(values)), torch.from_numpy(levels))
+
+
+def windowed(sample, chain, **options):
+    [batch] = gl.Loader([sample], 1, transforms=chain, num_workers=0, device="cpu", **options)
+    return batch
+
+
+def test_window_is_applied_before_the_crop_and_colours_of_a_loader_and_an_augment():
+    chain = [T.Window(40, 400), T.RandomCrop(32), T.RandomInvert(p=1), T.RandomHorizontalFlip()]
+    levels = T.Window(40, 400).levels(HOUNSFIELD)
+    expected = windowed(gl.Image(levels), chain[1:])
+    assert torch.equal(windowed(gl.Image(HOUNSFIELD), chain), expected)
+    augmented = gl.Augment(chain)(torch.from_numpy(HOUNSFIELD)[None, None])
+    assert torch.equal(augmented, expected)
+
+
+def test_window_takes_files_of_16_bits():
+    file = io.BytesIO()
+    values = (HOUNSFIELD + 1024).astype(np.uint16)
+    PILImage.fromarray(values).save(file, "PNG")
+    image = windowed(gl.Encoded(file.getvalue(), mode="unchanged"), [T.Window(1064, 400)])
+    assert torch.equal(image[0, 0], torch.from_numpy(T.Window(1064, 400).levels(values)))
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [T.RandomCrop(8), T.Window(40, 400)],
+        [T.Window(40, 400), T.Window(40, 400)],
+        [T.MultiView([[T.Window(40, 400)], [T.Window(300, 2000)]])],
+        [T.RandomApply([T.Window(40, 400)])],
+    ],
+    ids=["after a crop", "twice", "views", "nested"],
+)
+def test_chain_refuses_a_window_that_is_not_its_first_transform(chain):
+    with pytest.raises(ValueError, match="a chain can have only one, at its beginning; put Window first"):
+        T.Chain(chain)
+
+
+def test_window_refuses_images_of_8_bits_and_nan():
+    bits = np.zeros((8, 8), np.uint8)
+    with pytest.raises(gl.SampleError, match="Window takes intensities of 16 bits or floats, but this"):
+        windowed(gl.Image(bits), [T.Window(40, 400)])
+    file = io.BytesIO()
+    PILImage.fromarray(bits).save(file, "JPEG")
+    for mode in ("L", "unchanged"):
+        with pytest.raises(gl.SampleError, match="Window takes intensities of 16 bits or floats, but this"):
+            windowed(gl.Encoded(file.getvalue(), mode=mode), [T.Window(40, 400)])
+    with pytest.raises(TypeError, match=r"batch has 8 bits, but Window takes intensities: uint16, or floats"):
+        gl.Augment([T.Window(40, 400)])(torch.from_numpy(bits)[None, None])
+    nan = np.full((8, 8), np.nan, np.float32)
+    with pytest.raises(gl.SampleError, match="contains NaN"):
+        windowed(gl.Image(nan), [T.Window(40, 400)])
+    with pytest.raises(ValueError, match="contains NaN"):
+        gl.Augment([T.Window(40, 400)])(torch.from_numpy(nan)[None, None])
+
+
+def test_an_array_file_of_8_bits_does_not_pass_a_window(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((20, 8, 8, 1), np.uint8))
+    images = gl.ArrayFile(tmp_path / "a.npy")
+    with pytest.raises(gl.SampleError, match="this image has 8 bits"):
+        list(gl.Loader(images, 20, transforms=[T.Window(40, 400)], num_workers=0, device="cpu"))
+
+
+# -- padding on the right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [20, 64, 90])
+def test_crop_or_pad_at_the_left_repeats_the_last_column_on_the_right(width):
+    line = np.random.default_rng(0).integers(0, 256, (10, width, 3), np.uint8)
+    [padded] = windowed(gl.Image(line), [T.CenterCropOrPad((16, 64), padding_mode="edge", position="left")])
+    rows = np.clip(np.arange(16) - 3, 0, 9)
+    columns = np.minimum(np.arange(64), width - 1)
+    assert np.array_equal(padded.permute(1, 2, 0).numpy(), line[rows][:, columns])

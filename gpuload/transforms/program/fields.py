@@ -9,16 +9,17 @@ complete fields in float32; this module computes only the displacements of boxes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from gpuload.datasets.arrays import cast, namespace
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.program.ops import Elastic
-from gpuload.transforms.program.windows import padded_indices
 
-__all__ = ["displace", "gaussian", "kernel_size"]
+__all__ = ["displace", "displace_flat", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
@@ -36,24 +37,54 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
 def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return points (…, 2), x and y, of image `i` of a record, after the deformation. Each point moves by the
     displacement of the pixel that `to_pixels` (np.ceil or np.trunc) selects for the point."""
-    size_hw = record.sizes_hw[i]
-    displaced_xy = points.reshape(-1, 2).astype(np.float64)
-    pixels = np.clip(to_pixels(displaced_xy).astype(np.int64), 0, size_hw[::-1] - 1)
-    key = Key(*record.keys[i].tolist())
+    size_hw, key = record.sizes_hw[i], Key(*record.keys[i].tolist())
+    flat = points.reshape(-1, 2).astype(np.float64)
+
+    def weigh(plane: int, rows: np.ndarray, columns: np.ndarray, weights: Sequence[np.ndarray]) -> np.ndarray:
+        noise = _noise(key, plane, rows, columns, size_hw)
+        return np.einsum("nyx,y,x->n", noise, *weights) if weights else noise
+
+    return displace_flat(record, flat, size_hw[None, ::-1], to_pixels, weigh, np.asarray).reshape(points.shape)
+
+
+def displace_flat(
+    record: Elastic,
+    points: Any,
+    sizes_xy: Any,
+    to_pixels: Callable[[Any], Any],
+    weigh: Callable[[int, Any, Any, Sequence[Any]], Any],
+    to_array: Callable[[np.ndarray], Any],
+) -> Any:
+    """Return float64 points (n, 2) after the deformation.
+
+    Args:
+        record: the strength and the smoothing.
+        points, to_pixels: as for `displace`; points can be a tensor.
+        sizes_xy: the width and height of the image of each point, or of all points, (n or 1, 2).
+        weigh: returns the noise of a plane at rows and columns, (n,); or, with weights along y and along x, the
+            weighted sum of the noise at rows (n, y, 1) and columns (n, 1, x).
+        to_array: converts a NumPy array to the type of `points`.
+    """
+    xp, moved = namespace(points), []
+    pixels = xp.clip(cast(to_pixels(points), "int64"), xp.zeros_like(sizes_xy), sizes_xy - 1)
     for plane in (0, 1):
+        columns, rows, weights = pixels[:, 0], pixels[:, 1], []
         if record.sigma[plane]:
             size = kernel_size(record.sigma[plane])
-            offsets = np.arange(size) - size // 2
-            columns, rows = (
-                padded_indices(pixels[:, axis, None] + offsets, int(size_hw[1 - axis]), "reflect") for axis in (0, 1)
-            )
-            across, down = (gaussian(sigma, size) for sigma in record.sigma)
-            noise = _noise(key, plane, rows[:, :, None], columns[:, None, :], size_hw)
-            amounts = np.einsum("nyx,y,x->n", noise, down, across)
-        else:
-            amounts = _noise(key, plane, pixels[:, 1], pixels[:, 0], size_hw)
-        displaced_xy[:, plane] -= 0.5 * record.alpha[plane] * amounts
-    return displaced_xy.reshape(points.shape)
+            offsets = to_array(np.arange(size) - size // 2)
+            columns, rows = (_mirror(pixels[:, k, None] + offsets, sizes_xy[:, k, None]) for k in (0, 1))
+            columns, rows = columns[:, None, :], rows[:, :, None]
+            weights = [to_array(gaussian(sigma, size)) for sigma in record.sigma[::-1]]
+        moved.append(points[:, plane] - 0.5 * record.alpha[plane] * weigh(plane, rows, columns, weights))
+    return xp.stack(moved, -1)
+
+
+def _mirror(indices: Any, length: Any) -> Any:
+    """Mirror indices at the borders of an axis, as `padded_indices` with ``"reflect"``."""
+    xp = namespace(indices)
+    period = xp.clip(2 * (length - 1), 1, None)
+    indices = indices % period
+    return xp.clip(xp.minimum(indices, period - indices), xp.zeros_like(length), length - 1)
 
 
 def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:

@@ -6,15 +6,22 @@ torchvision, boxes are clipped to the image after crops, padding and warps, but 
 Keypoints are never clipped; a flip treats them as pixel indices (x becomes width − 1 − x), as in torchvision.
 
 All computations are in float64. Integer coordinates are truncated to integers after each transform, as in torchvision.
+
+Each formula takes the parameters of a record as arrays that broadcast against the points (`Motion`), and works on NumPy
+arrays and on tensors. The host applies it to one sample after the other (`apply_records`), and
+`gpuload.batches.padded_targets` to the boxes and keypoints of a batch on a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from gpuload.datasets.arrays import cast, is_integer, namespace
 from gpuload.transforms.program.fields import displace
 from gpuload.transforms.program.ops import (
     Box,
@@ -32,10 +39,21 @@ from gpuload.transforms.program.ops import (
     map_params,
 )
 
-__all__ = ["SampleTargets", "apply_records", "move_boxes"]
+__all__ = [
+    "TARGET_RECORDS",
+    "Motion",
+    "SampleTargets",
+    "apply_records",
+    "motion_of",
+    "move_boxes",
+    "move_points",
+    "move_spans",
+    "valid_boxes",
+    "valid_points",
+]  # fmt: skip
 
 TARGET_RECORDS = (Box, Call, Clamp, ClampPoints, Elastic, Flip, Reformat, Tidy, TidyPoints, Turn, Warp)
-CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]  # the indices of (x, y) of each corner in a box
+UNLIMITED = 2**62  # a bound for coordinates that are not clipped
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +66,7 @@ class SampleTargets:
         format: the box format set by `ConvertBoundingBoxFormat`; None means unchanged.
         kept_indices: int64 (n,), the indices of the original boxes that remain; None means all.
         valid: bool (n,), whether each keypoint, or group of keypoints, remains; None means that all remain.
+        is_mirrored: whether the records that were applied mirror the image, all together.
     """
 
     boxes: list[np.ndarray]
@@ -55,12 +74,79 @@ class SampleTargets:
     format: str | None = None
     kept_indices: np.ndarray | None = None
     valid: np.ndarray | None = None
+    is_mirrored: bool = False
 
     def filter_boxes(self, mask: np.ndarray) -> None:
         """Drop the boxes where `mask`, bool (n,), is False."""
         if not mask.all():
             self.kept_indices = np.flatnonzero(mask) if self.kept_indices is None else self.kept_indices[mask]
             self.boxes = [boxes[mask] for boxes in self.boxes]
+
+
+@dataclass(slots=True, eq=False)
+class Motion:
+    """The parameters of a record, as arrays for the formulas.
+
+    Attributes:
+        record: the record.
+        arrays: the parameters, keyed by name: (n, k), one row for each image of the record. A formula gets each of them
+            with axes between these two, so that it broadcasts against the points of its image.
+        changes: bool (n,), whether the record changes the targets of each image.
+        mirrors: bool (n,), whether it mirrors each image.
+        displace: for `Elastic`, moves points by the displacement of the pixels that a function (ceil or trunc) selects.
+    """
+
+    record: Record
+    arrays: dict[str, Any]
+    changes: np.ndarray
+    mirrors: np.ndarray
+    displace: Callable[[Any, Any], Any] | None = None
+
+    def at(self, i: int) -> Motion:
+        """Return the parameters for the i-th image of the record."""
+        arrays = {name: array[i] for name, array in self.arrays.items()}
+        displace_points = partial(displace, self.record, i) if isinstance(self.record, Elastic) else None
+        return Motion(self.record, arrays, self.changes[i], self.mirrors[i], displace_points)
+
+
+def motion_of(record: Record) -> Motion:
+    """Return the parameters of a record for its images."""
+    count = len(record.sizes_hw)
+    changes, mirrors = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+    arrays = {"size_xy": record.output_hw[:, ::-1]}
+    match record:
+        case Flip() | Turn():
+            flipped = record.flipped
+            if isinstance(record, Flip):
+                flipped = np.zeros((count, 2), np.bool_)
+                flipped[:, record.axis] = record.flipped
+            transposed = record.transposed if isinstance(record, Turn) else np.zeros(count, np.bool_)
+            arrays |= {"flipped": flipped[:, ::-1], "transposed": transposed[:, None]}
+            changes, mirrors = transposed | flipped.any(axis=1), transposed ^ (flipped.sum(axis=1) == 1)
+        case Box():
+            box, old_size, new_size = record.box_tlhw, record.box_tlhw[:, 2:], record.size_hw
+            is_entire = (box == np.concatenate([np.zeros_like(old_size), record.sizes_hw], axis=1)).all(axis=1)
+            changes = ~(is_entire & (new_size == record.sizes_hw).all(axis=1))
+            is_clipped = (~is_entire | record.clips_boxes)[:, None]
+            is_scaled = (old_size != new_size).any(axis=1, keepdims=True)
+            arrays = {
+                "shift_xy": box[:, 1::-1],
+                "low_xy": np.where(is_clipped, 0, -UNLIMITED),
+                "high_xy": np.where(is_clipped, old_size[:, ::-1], UNLIMITED),
+                "factor_xy": np.where(is_scaled, new_size[:, ::-1], 1),
+                "divisor_xy": np.where(is_scaled, old_size[:, ::-1], 1).astype(np.float64),
+            }
+        case Warp():
+            a, b, c, d, e, f, g, h = record.coefficients.T
+            # The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels.
+            # `np.linalg.inv` and `@` are not used, because their rounding depends on the processor's BLAS kernel, which
+            # made boxes differ between CPUs.
+            terms = [e - f * h, c * h - b, b * f - c * e, f * g - d, a - c * g, c * d - a * f]
+            terms += [d * h - e * g, b * g - a * h, a * e - b * d]
+            arrays["terms"] = np.stack(terms, axis=1)
+            changes = record.warped
+            mirrors = changes & (a * terms[0] + b * terms[3] + c * terms[6] < 0)
+    return Motion(record, arrays, changes, mirrors)
 
 
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -74,47 +160,42 @@ def apply_records(records: Iterable[Record], samples: Sequence[SampleTargets]) -
     """Apply the records to each sample's boxes and keypoints, in place."""
     for record in records:
         if isinstance(record, TARGET_RECORDS):
+            motion = motion_of(record)
             rows = range(len(samples)) if record.rows is None else record.rows.tolist()
             for i, row in enumerate(rows):
-                _apply_record(record, i, samples[row])
+                _apply_record(record, motion, i, samples[row])
 
 
-def _apply_record(record: Record, i: int, sample: SampleTargets) -> None:
+def _apply_record(record: Record, motion: Motion, i: int, sample: SampleTargets) -> None:
     """Apply a record to the targets of one sample; `i` is the sample's index in the record's arrays."""
-    size_hw = record.sizes_hw[i]
+    if isinstance(record, Box) and record.kept_boxes is not None and sample.boxes:
+        sample.filter_boxes(record.kept_boxes[i, : len(sample.boxes[0])])
+    if not motion.changes[i]:
+        return
     match record:
         case Reformat():
             sample.format = record.format
-        case Clamp():
-            sample.boxes = [_clip_boxes(boxes, size_hw) for boxes in sample.boxes]
-        case Tidy():
-            if sample.boxes:
-                sample.filter_boxes(_valid_boxes_mask(record, sample.boxes[0], size_hw))
         case Call():
+            size_hw = record.sizes_hw[i]
             sample.boxes = [_apply_call(record, "apply_boxes", i, boxes, size_hw) for boxes in sample.boxes]
             sample.points = [_apply_call(record, "apply_keypoints", i, points, size_hw) for points in sample.points]
-        case ClampPoints():
-            last_xy = np.maximum(size_hw[::-1] - 1, 0)
-            sample.points = [np.clip(points, 0, last_xy).astype(points.dtype) for points in sample.points]
+        case Tidy():
+            if sample.boxes:
+                sample.filter_boxes(valid_boxes(motion.at(i), _to_spans(sample.boxes[0])))
         case TidyPoints():
             for points in sample.points:
-                inside = ((points >= 0) & (points < size_hw[::-1])).all(axis=tuple(range(1, points.ndim)))
-                sample.valid = inside if sample.valid is None else sample.valid & inside
-        case Flip():
-            if record.flipped[i]:
-                _mirror(sample, record.axis, size_hw)
-        case Turn():
-            if record.transposed[i]:
-                sample.boxes = [boxes[:, [1, 0, 3, 2]] for boxes in sample.boxes]
-                sample.points = [points[..., ::-1] for points in sample.points]
-                size_hw = size_hw[::-1]
-            for axis in np.flatnonzero(record.flipped[i]).tolist():
-                _mirror(sample, axis, size_hw)
-        case Box() | Elastic() | Warp():
-            if isinstance(record, Box) and record.kept_boxes is not None and sample.boxes:
-                sample.filter_boxes(record.kept_boxes[i, : len(sample.boxes[0])])
-            sample.boxes = [_move_boxes(record, i, boxes) for boxes in sample.boxes]
-            sample.points = [_move_points(record, i, points) for points in sample.points]
+                is_inside = valid_points(motion.at(i), points, 1)
+                sample.valid = is_inside if sample.valid is None else sample.valid & is_inside
+        case _:
+            motion = motion.at(i)
+            moved = [move_spans(motion, _to_spans(boxes)) if len(boxes) else boxes for boxes in sample.boxes]
+            sample.boxes = [spans.reshape(-1, 4) for spans in moved]
+            sample.points = [move_points(motion, points) if points.size else points for points in sample.points]
+            sample.is_mirrored ^= bool(motion.mirrors)
+
+
+def _to_spans(boxes: np.ndarray) -> np.ndarray:
+    return boxes.reshape(-1, 2, 2)
 
 
 def _apply_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
@@ -134,83 +215,88 @@ def _apply_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: 
     return result.astype(points.dtype)
 
 
-def _valid_boxes_mask(record: Tidy, boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes that are large enough and within the image."""
-    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    is_large = (width >= record.min_size) & (height >= record.min_size) & (width * height >= record.min_area)
-    return is_large & ((boxes >= 0) & (boxes <= np.tile(size_hw[::-1], 2))).all(axis=1)
+def valid_boxes(motion: Motion, spans: Any) -> Any:
+    """Return whether each box, (…, 2, 2), is large enough and within the image."""
+    record: Any = motion.record
+    extent = spans[..., 1, :] - spans[..., 0, :]
+    is_large = (extent >= record.min_size).all(-1) & (extent[..., 0] * extent[..., 1] >= record.min_area)
+    return is_large & ((spans >= 0) & (spans <= motion.arrays["size_xy"])).all(-1).all(-1)
 
 
-def _mirror(sample: SampleTargets, axis: int, size_hw: np.ndarray) -> None:
-    """Mirror the targets of an image of size `size_hw`: vertically for `axis` 0, horizontally for 1."""
-    first, second, length = 1 - axis, 3 - axis, size_hw[axis]
-    for index, boxes in enumerate(sample.boxes):
-        sample.boxes[index] = moved = boxes.copy()
-        moved[:, [first, second]] = length - boxes[:, [second, first]]
-    for index, points in enumerate(sample.points):
-        sample.points[index] = moved = points.copy()
-        moved[..., first] = length - 1 - points[..., first]
+def valid_points(motion: Motion, points: Any, group_axes: int) -> Any:
+    """Return whether each group of keypoints is within the image. Groups are the entries along the first axes."""
+    is_inside = ((points >= 0) & (points < motion.arrays["size_xy"])).all(-1)
+    while is_inside.ndim > group_axes:
+        is_inside = is_inside.all(-1)
+    return is_inside
 
 
-def _move_boxes(record: Box | Elastic | Warp, i: int, boxes: np.ndarray) -> np.ndarray:
-    if not len(boxes) or _is_unchanged(record, i):
-        return boxes
-    if isinstance(record, Box):
-        moved = boxes - np.tile(record.box_tlhw[i, 1::-1], 2)
-        if record.clips_boxes or not _covers_image(record, i):
-            moved = _clip_boxes(moved, record.box_tlhw[i, 2:])
-        return _scale_points(moved, record, i)
-    corners = boxes[:, CORNERS]
-    corners = _warp_points(record, i, corners) if isinstance(record, Warp) else displace(record, i, corners, np.ceil)
-    moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-    return _clip_boxes(moved, record.output_hw[i]).astype(boxes.dtype)
+def move_spans(motion: Motion, spans: Any) -> Any:
+    """Return boxes as spans, (…, 2, 2): the top left and the bottom right corner, after a record."""
+    match motion.record:
+        case Clamp():
+            return _clip(spans, motion.arrays["size_xy"])
+        case Flip() | Turn():
+            moved, mirrored = _turn(motion, spans, 0)
+            return namespace(spans).where(motion.arrays["flipped"], namespace(spans).flip(mirrored, (-2,)), moved)
+        case Box():
+            moved = spans - motion.arrays["shift_xy"]
+            moved = namespace(spans).clip(moved, motion.arrays["low_xy"], motion.arrays["high_xy"])
+            return _scale(motion, moved)
+        case Elastic() | Warp():
+            xp = namespace(spans)
+            left, top, right, bottom = (spans[..., i, k] for i, k in ((0, 0), (0, 1), (1, 0), (1, 1)))
+            corners = [xp.stack(corner, -1) for corner in ((left, top), (right, top), (right, bottom), (left, bottom))]
+            corners = _move_freely(motion, xp.stack(corners, -2), xp.ceil)
+            moved = xp.stack([xp.amin(corners, -2), xp.amax(corners, -2)], -2)
+            return _cast_like(_clip(moved, motion.arrays["size_xy"]), spans)
+    return spans
 
 
-def _move_points(record: Box | Elastic | Warp, i: int, points: np.ndarray) -> np.ndarray:
-    if not points.size or _is_unchanged(record, i):
-        return points
-    if isinstance(record, Box):
-        return _scale_points(points - record.box_tlhw[i, 1::-1], record, i)
-    moved = _warp_points(record, i, points) if isinstance(record, Warp) else displace(record, i, points, np.trunc)
-    return moved.astype(points.dtype)
+def move_points(motion: Motion, points: Any) -> Any:
+    """Return keypoints (…, 2) after a record."""
+    match motion.record:
+        case ClampPoints():
+            last_xy = namespace(points).clip(motion.arrays["size_xy"] - 1, 0, None)
+            return _cast_like(_clip(points, last_xy), points)
+        case Flip() | Turn():
+            moved, mirrored = _turn(motion, points, 1)
+            return namespace(points).where(motion.arrays["flipped"], mirrored, moved)
+        case Box():
+            return _scale(motion, points - motion.arrays["shift_xy"])
+        case Elastic() | Warp():
+            return _cast_like(_move_freely(motion, points, namespace(points).trunc), points)
+    return points
 
 
-def _is_unchanged(record: Box | Elastic | Warp, i: int) -> bool:
-    if isinstance(record, Box):
-        return _covers_image(record, i) and np.array_equal(record.size_hw[i], record.sizes_hw[i])
-    return isinstance(record, Warp) and not record.warped[i]
+def _clip(points: Any, end_xy: Any) -> Any:
+    return namespace(points).clip(points, namespace(points).zeros_like(end_xy), end_xy)
 
 
-def _covers_image(record: Box, i: int) -> bool:
-    return np.array_equal(record.box_tlhw[i], [0, 0, *record.sizes_hw[i]])
+def _cast_like(moved: Any, points: Any) -> Any:
+    """Return moved points in the dtype of the original points, int64 or float64. Integers are truncated."""
+    return cast(moved, "int64" if is_integer(points) else "float64")
 
 
-def _scale_points(points: np.ndarray, record: Box, i: int) -> np.ndarray:
+def _turn(motion: Motion, points: Any, inset: int) -> tuple[Any, Any]:
+    """Return transposed points, and these points mirrored along both axes; `inset` is 1 for pixel indices."""
+    xp = namespace(points)
+    moved = xp.where(motion.arrays["transposed"], xp.flip(points, (-1,)), points)
+    return moved, motion.arrays["size_xy"] - inset - moved
+
+
+def _scale(motion: Motion, points: Any) -> Any:
     """Scale points from the box to the result. Multiply before dividing, so that results that are integers are
     exact."""
-    old_size, new_size = record.box_tlhw[i, 3:1:-1], record.size_hw[i, ::-1]
-    if (old_size == new_size).all():
-        return points
-    repeats = points.shape[-1] // 2
-    return (points * np.tile(new_size, repeats) / np.tile(old_size, repeats)).astype(points.dtype)
+    return _cast_like(points * motion.arrays["factor_xy"] / motion.arrays["divisor_xy"], points)
 
 
-def _warp_points(record: Warp, i: int, points: np.ndarray) -> np.ndarray:
-    """Move points (…, 2) by a warp, whose coefficients map output coordinates to input coordinates.
-
-    The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels. Every operation
-    here is rounded as IEEE 754 specifies. `np.linalg.inv` and `@` are not used, because their rounding depends on the
-    processor's BLAS kernel, which made boxes differ between CPUs.
-    """
-    a, b, c, d, e, f, g, h = record.coefficients[i].tolist()
-    x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
-    moved = np.stack(
-        [(e - f * h) * x + (c * h - b) * y + (b * f - c * e), (f * g - d) * x + (a - c * g) * y + (c * d - a * f)],
-        axis=-1,
-    )
-    return moved / ((d * h - e * g) * x + (b * g - a * h) * y + (a * e - b * d))[..., None]
-
-
-def _clip_boxes(boxes: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    height, width = size_hw.tolist()
-    return np.clip(boxes, 0, [width, height, width, height])
+def _move_freely(motion: Motion, points: Any, to_pixels: Any) -> Any:
+    """Move points (…, 2) by a warp, whose coefficients map output coordinates to input coordinates, or by an elastic
+    deformation. Every operation here is rounded as IEEE 754 specifies."""
+    if motion.displace is not None:
+        return motion.displace(points, to_pixels)
+    terms = motion.arrays["terms"]
+    x, y = (cast(points[..., axis], "float64") for axis in (0, 1))
+    across, down, scale = (terms[..., k] * x + terms[..., k + 1] * y + terms[..., k + 2] for k in (0, 3, 6))
+    return namespace(points).stack([across / scale, down / scale], -1)

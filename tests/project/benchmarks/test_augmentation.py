@@ -19,8 +19,8 @@ from PIL import Image
 lacking.require("torchvision")
 
 from benchmarks.augmentation import __main__ as command
+from benchmarks.augmentation import boxes, tables
 from benchmarks.augmentation import own as user_transforms
-from benchmarks.augmentation import tables
 from benchmarks.augmentation.cases import dense, headline, recipes, transforms
 from benchmarks.augmentation.contenders import BACKENDS, PEERS, Contender, contenders, least_bytes
 from benchmarks.augmentation.kernel import kernels_alone, launcher
@@ -319,6 +319,14 @@ def test_own_transforms_benchmark_prints_a_line_per_case(capsys):
     rows = lines[-len(user_transforms.CASES) :]
     assert [row.split("  ")[0] for row in rows] == list(user_transforms.CASES)
     assert min(float(row.split()[-1]) for row in rows) > 0
+
+
+@pytest.mark.slow
+def test_boxes_benchmark_prints_a_line_per_case(capsys):
+    assert boxes.main(["--rounds", "1", "--batch-size", "2"]) == 0
+    rows = capsys.readouterr().out.splitlines()[-len(boxes.CASES) :]
+    assert [row.split("  ")[0] for row in rows] == list(boxes.CASES)
+    assert all(float(row.split()[-1]) > 0 for row in rows)
 
 
 def test_command_without_cuda_fails(folder, capsys, monkeypatch):
