@@ -157,6 +157,7 @@ def test_hints_are_only_for_names_that_gpuload_does_not_have():
                 "CutMix": mixing,
                 "MixUp": mixing,
                 "MotionBlur": {"blur_limit"},
+                "Window": {"width"},
             }
             arguments = set(inspect.signature(value).parameters) & set(ARGUMENTS)
             assert arguments == exceptions.get(name, set()), (
