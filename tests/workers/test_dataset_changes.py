@@ -391,7 +391,9 @@ def test_dataset_whose_data_and_simple_attribute_change_reaches_new_workers_cons
         assert list(map(int, paths)) == list(labels) == data.labels.tolist()
         assert set(names) == {"second"}
         assert not pids & new_pids
-        assert read_epoch(loader) == (second_epoch, new_pids)  # nothing has changed
+        unchanged_epoch, later_pids = read_epoch(loader)
+        assert unchanged_epoch == second_epoch
+        assert new_pids <= later_pids  # a worker that had not started in the second epoch may have been added
         assert loader.stats().faults.restarts == 0
 
 
