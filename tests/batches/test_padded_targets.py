@@ -12,31 +12,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.augment_batches import image_batch
-from helpers.padded_batches import as_lists, assert_equal_targets, make_padded
-from targets.geometric_chains import GEOMETRIC_CHAINS
+from helpers.padded_batches import CHAINS, as_lists, assert_equal_targets, make_padded
 
 import gpuload as gl
 from gpuload import transforms as T
 
 COUNT = 6
-CHAINS = {
-    **GEOMETRIC_CHAINS,
-    "RandomRotate90": [T.RandomRotate90(p=0.7)],
-    "RandomTranspose": [T.RandomTranspose(p=0.5)],
-    "clamped": [T.RandomCrop(40, pad_if_needed=True), T.ClampBoundingBoxes(), T.ClampKeyPoints()],
-    "sanitized": [T.RandomResizedCrop(30), T.SanitizeBoundingBoxes(min_size=5), T.RandomRotation(30)],
-    "sanitized keypoints": [T.RandomCrop(30), T.SanitizeKeyPoints(), T.RandomHorizontalFlip()],
-    "sanitized twice": [
-        T.SanitizeBoundingBoxes(min_area=60), T.RandomPerspective(p=0.5), T.SanitizeBoundingBoxes(min_size=3)
-    ],
-    "some images": [
-        T.RandomChoice([T.RandomRotation(30), T.CenterCrop(30)]), T.RandomApply([T.SanitizeBoundingBoxes(20)], p=0.5),
-        T.Resize((44, 31)),
-    ],
-    "converted": [T.RandomHorizontalFlip(), T.ConvertBoundingBoxFormat("cxcywh"), T.RandomRotation(10)],
-    "elastic": [T.ElasticTransform(alpha=60.0, sigma=3.0)],
-    "no smoothing": [T.ElasticTransform(sigma=0.0)],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHAINS)

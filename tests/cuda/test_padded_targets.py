@@ -7,9 +7,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from batches.test_padded_targets import CHAINS
 from helpers.augment_batches import image_batch
-from helpers.padded_batches import as_lists, assert_equal_targets, make_padded
+from helpers.padded_batches import CHAINS, as_lists, assert_equal_targets, make_padded
 
 import gpuload as gl
 from gpuload import transforms as T
