@@ -51,11 +51,14 @@ FOLDERS = {
     "tests/recipes/": "slow",
     "notebooks/": "processes",
 }
-# Folders whose tests check the output of loaders, not the start of workers. Their workers are forked from a process
-# with the imports that every worker needs: two workers take 0.1 CPU seconds, against 0.5 as fresh interpreters.
-FORKED = tuple(
-    f"tests/{folder}/"
-    for folder in ("batches", "bits", "datasets", "loader", "recipes", "simulated", "stage", "targets", "transforms")
+# Folders and files whose tests check the output of loaders, not the start of workers. Their workers are forked from a
+# process with the imports that every worker needs, and with torch, which the datasets of many tests import: two workers
+# take 0.1 CPU seconds, instead of 0.5 as fresh interpreters, or 2 if these import torch.
+FORKED = (
+    *(f"tests/{folder}/" for folder in ("batches", "bits", "dataloader", "datasets", "inspection", "loader", "order")),
+    *(f"tests/{folder}/" for folder in ("recipes", "simulated", "stage", "targets", "transforms")),
+    *(f"tests/faults/test_{name}.py" for name in ("deaths", "on_error")),
+    *(f"tests/workers/test_{name}.py" for name in ("dataset_changes", "pool", "ray")),
 )
 IS_XDIST_PROCESS = "PYTEST_XDIST_WORKER" in os.environ
 PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN", "PYTEST_PLUGINS", "PYTEST_TIMEOUT", "PYTEST_XDIST_")
@@ -247,7 +250,7 @@ def _on_fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forked_workers() -> Iterator[type[subprocess.Popen]]:
-    with warm_interpreters("import gpuload.workers.main", BOOTSTRAP) as popen:
+    with warm_interpreters("import torch, gpuload.workers.main", BOOTSTRAP) as popen:
         yield popen
 
 

@@ -105,6 +105,7 @@ def test_workers_set_glibc_tunables_unless_the_user_has_set_them(make_team, monk
     assert make_team(environment).load([0]) == [f"{stream_tunable}=1234567:{malloc_tunables}"]
 
 
+@pytest.mark.fresh
 def test_a_worker_never_loads_torch_even_to_decode(make_team, jpeg_folder):
     from gpuload.datasets.folder import ImageFolder
 
