@@ -116,7 +116,8 @@ def test_all_ranks_give_a_batch_the_same_size_also_where_the_last_batch_wraps(wo
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 def test_batches_have_the_bits_of_a_loader_with_their_size_on_each_backend(backend):
     lacking.require(*(["triton"] if backend == "fused" else []))
-    for chain in CHAINS.values():
+    for name in CHAINS if backend == "torch" else ["crop"]:  # Triton's interpreter takes seconds for each chain
+        chain = CHAINS[name]
         expected = expected_batches(chain=chain, backend=backend, num_workers=2)
         assert alike(load(size=T.by_batch(SIZES), chain=chain, backend=backend, num_workers=2), expected)
 

@@ -243,10 +243,16 @@ SCRIPT = """
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("end", "steps"), [("pass", [0, 1, 2]), ("break", [0]), ("import sys; sys.exit(0)", [0])], ids=["", "break", "exit"]
+    ("end", "steps", "is_file"),
+    [
+        ("pass", [0, 1, 2], True),
+        ("pass", [0, 1, 2], False),
+        ("break", [0], True),
+        ("import sys; sys.exit(0)", [0], True),
+    ],
+    ids=["file", "standard input", "break", "exit"],
 )
-@pytest.mark.parametrize("is_file", [True, False], ids=["file", "standard input"])
-def test_script_without_a_main_guard_runs_and_ends_silently(tmp_path, is_file, end, steps):
+def test_script_without_a_main_guard_runs_and_ends_silently(tmp_path, end, steps, is_file):
     code = textwrap.dedent(SCRIPT.format(end=end))
     script = tmp_path / "script.py"
     script.write_text(code)
