@@ -26,7 +26,7 @@ WEIGHT_SUMS = {"nearest": 1.0, "bilinear": 1.0, "bicubic": 2.0}
 STEPS: dict[str, dict[str, float]] = {
     "torch": {},
     "batches": {"resize bilinear": 2, "resize bicubic": 3},
-    "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1, "gamma": 1, "illumination": 1},
+    "fused": {"resize bilinear": 2, "resize bicubic": 3, "blur": 1, "gamma": 1},
 }
 
 # Differences between torch's kernels for CUDA and for the CPU: a hue (of 256) may be off by one, a value by 8 levels.

@@ -59,6 +59,7 @@ def test_wrap_folder_pixels_equal_torchvisions(vision: ModuleType, folder: Path)
         assert labels.tolist() == [label]
 
 
+@pytest.mark.fresh
 @pytest.mark.processes
 def test_wrap_folder_workers_import_no_torch(vision: ModuleType, folder: Path) -> None:
     original = vision.ImageFolder(

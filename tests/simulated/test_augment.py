@@ -230,7 +230,7 @@ def test_boxes_of_torchvision_on_a_device_raise():
 
     boxes = torch.zeros(1, 4, device="meta")
     targets = [tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(14, 18))] * 4  # pyright: ignore
-    text = "on meta, but boxes and keypoints are transformed on the CPU, to avoid waiting"
+    text = "on meta, where boxes and keypoints have to be those of the entire batch; pass gpuload.Boxes"
     with pytest.raises(ValueError, match=text):
         gl.Augment(CROPS)(noise_images(), targets)
 

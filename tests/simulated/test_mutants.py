@@ -298,9 +298,9 @@ def a_kernel_reads_from_a_wrong_offset(patch: Patch, cuda: SimulatedCuda) -> Non
 def the_range_of_floats_on_the_device_is_checked(patch: Patch, cuda: SimulatedCuda) -> None:
     check = augment._check_images
 
-    def patched_check(leaf: Any) -> None:
+    def patched_check(leaf: Any, window: Any) -> None:
         assert float(leaf.value.min()) >= 0
-        check(leaf)
+        check(leaf, window)
 
     patch.setattr(augment, "_check_images", patched_check)
 

@@ -144,25 +144,6 @@ def test_batches_are_the_same_with_any_number_of_workers_and_after_a_resume(tran
     assert all(map(torch.equal, resumed, expected[1:]))
 
 
-@pytest.mark.interpreter
-def test_light_on_fused_is_where_the_reference_puts_it_after_crops_flips_and_turns():
-    """Its place in the image is what matters, whatever the pass has done with the image before and does after it."""
-    from parity.usable import needs
-
-    needs("fused")
-    lamp = T.GaussianIllumination((0.9, 0.9), sigma_range=(0.1, 0.2), p=1)
-    turns = [T.RandomHorizontalFlip(), T.RandomRotate90(1.0)]
-    images = [torch.from_numpy(IMAGE.transpose(2, 0, 1).copy())] * 6
-    for chain in ([*turns, lamp, *turns, T.CenterCrop(20)], [T.RandomResizedCrop(32), *turns, lamp, lamp, *turns]):
-        expected, result = (
-            gl.Augment([*chain, T.Resize((24, 24), "nearest")], device="cpu", backend=backend, seed=1)(images)
-            for backend in ("torch", "fused")
-        )
-        difference = (torch.stack(list(expected)).int() - torch.stack(list(result)).int()).abs()
-        assert difference.max() <= 4
-        assert difference.float().mean() < 0.2
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [

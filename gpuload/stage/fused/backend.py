@@ -28,6 +28,7 @@ __all__ = ["FusedBackend"]
 # Operations that are not functions of single pixels, of a small neighbourhood, or of a statistic.
 UNSUPPORTED: Final = {
     "clahe": "tiles are equalized by torch",
+    "illumination": "torch computes the brightness of each place in the image",
     "jpeg": "blocks are encoded by torch",
     "motion_blur": "torch convolves with a kernel that is not a product of one per axis",
     "noise": "a normal number for each pixel and channel is drawn by torch",
@@ -38,8 +39,8 @@ UNSUPPORTED: Final = {
 
 class FusedBackend(Backend):
     """The backend of fused kernels, for images with 1 or 3 channels. The kernels support all transforms except noise,
-    Pillow's blur, motion blur, shadows, CLAHE, AugMix, elastic deformation, JPEG, and resampling with lanczos or
-    without antialiasing."""
+    Pillow's blur, motion blur, shadows, illumination, CLAHE, AugMix, elastic deformation, JPEG, and resampling with
+    lanczos or without antialiasing."""
 
     name: ClassVar[str] = "fused"
 

@@ -11,7 +11,6 @@ All functions are stateless device functions of Triton.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import triton
@@ -28,9 +27,7 @@ _BRIGHTNESS, _SATURATION, _HUE = (tl.constexpr(1 << code_of(name)) for name in (
 _GRAYSCALE, _PERMUTE, _INVERT = (tl.constexpr(1 << code_of(name)) for name in ("grayscale", "permute", "invert"))
 _SOLARIZE, _SOLARIZE_ADD = tl.constexpr(1 << code_of("solarize")), tl.constexpr(1 << code_of("solarize_add"))
 _POSTERIZE: Final = tl.constexpr(1 << code_of("posterize"))
-_GAMMA, _WHITE_BALANCE, _ILLUMINATION = (
-    tl.constexpr(1 << code_of(name)) for name in ("gamma", "white_balance", "illumination")
-)
+_GAMMA, _WHITE_BALANCE = (tl.constexpr(1 << code_of(name)) for name in ("gamma", "white_balance"))
 _TABLES: Final = tl.constexpr(sum(1 << code_of(name) for name in STATISTICS))
 _ERASE_BOX: Final = tl.constexpr(1 << ERASE_BOX)
 
@@ -41,7 +38,6 @@ _HALF: Final = tl.constexpr(255 / 2)
 _SIXTHS_PER_UNIT: Final = tl.constexpr(6 / 255)
 _UNIT: Final = tl.constexpr(1 / 255)
 _GAMMA_GUARD: Final = tl.constexpr(GAMMA_GUARD)
-_HALF_LOG2E: Final = tl.constexpr(0.5 * math.log2(math.e))
 
 
 @triton.jit
@@ -107,11 +103,6 @@ def operate(red, green, blue, ys, xs, code, values_ptr, table_ptr, OPERATIONS: t
         if CHANNELS == 3:
             red = _truncate(red * tl.load(values_ptr).to(tl.float32))
             blue = _truncate(blue * tl.load(values_ptr + 1).to(tl.float32))
-    elif (_ILLUMINATION & OPERATIONS) and operation == _ILLUMINATION:
-        sigma = tl.load(values_ptr + 3)
-        rows = tl.load(values_ptr).to(tl.float32) * _bell(ys, tl.load(values_ptr + 1), sigma)
-        gain = rows[:, None] * _bell(xs, tl.load(values_ptr + 2), sigma)[None, :] + 1.0
-        red, green, blue = _truncate(red * gain), _truncate(green * gain), _truncate(blue * gain)
     elif (_ERASE_BOX & OPERATIONS) and operation == _ERASE_BOX:
         is_inside = _is_inside_box(ys, xs, values_ptr)
         red = tl.where(is_inside, tl.load(values_ptr + 4).to(tl.float32), red)
@@ -132,12 +123,6 @@ def _truncate(numbers):
 def _power(levels, exponent):
     power = tl.exp2(tl.log2(tl.maximum(levels, 1.0) * _UNIT) * exponent)
     return tl.where(levels > 0.0, tl.floor(power * 255.0 + _GAMMA_GUARD), 0.0)
-
-
-@triton.jit
-def _bell(pixels, center, sigma):
-    distances = ((pixels.to(tl.float64) - center) / sigma).to(tl.float32)
-    return tl.exp2(-distances * distances * _HALF_LOG2E)
 
 
 @triton.jit

@@ -168,8 +168,8 @@ class Pairs:
         if index in self.undecodable:
             second = without_tables(second)
         return {
-            "image": gl.Encoded(first, source=f"{index}a.jpg"),
-            "other": gl.Encoded(second, source=f"{index}b.jpg"),
+            "image": gl.Encoded(first, source=f"{index}a.jpg", draws=0),
+            "other": gl.Encoded(second, source=f"{index}b.jpg", draws=0),
             "mask": gl.Mask(np.full((50 + index % 5, 70 - index % 5), index, np.uint8)),
             "long": np.full(3000, index, np.int32),
             "index": index,

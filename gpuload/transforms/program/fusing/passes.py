@@ -47,10 +47,9 @@ __all__ = ["ERASE_BOX", "OPERATIONS", "POINTWISE", "STATISTICS", "Passes"]
 # The operations on single pixels. Contrast, equalize and autocontrast need a table that depends on the entire image.
 POINTWISE: Final = (
     "brightness", "contrast", "saturation", "hue", "solarize", "posterize", "equalize", "autocontrast", "invert",
-    "grayscale", "permute", "identity", "solarize_add", "gamma", "white_balance", "illumination",
+    "grayscale", "permute", "identity", "solarize_add", "gamma", "white_balance",
 )  # fmt: skip
 STATISTICS: Final = ("contrast", "equalize", "autocontrast")
-PLACED: Final = ("illumination",)  # operations that depend on a pixel's place in the image
 # The code of an additional operation that is not in `OPS` and overwrites a box. Its values: top, left, height and width
 # in the coordinates of the geometry's result, then the pixel value of each channel.
 ERASE_BOX: Final = len(OPS)
@@ -65,18 +64,11 @@ AXES: Final = (
     (R.ROW_STEP, R.HEIGHT, R.Y, R.STEP_Y, R.OUT_HEIGHT),
     (R.COLUMN_STEP, R.WIDTH, R.X, R.STEP_X, R.OUT_WIDTH),
 )
-# The requirements of operations: nothing, single pixels, pixels at their place in the image, a statistic of the image,
-# or a geometry. All but the first two begin a pass. UNKNOWN operations are not supported. `NEEDS` is indexed by code;
-# its last entry is for `NOTHING`.
-IDLE, SINGLE, PLACE, STATISTIC, GEOMETRY, UNKNOWN = range(6)
+# The requirements of operations: nothing, single pixels, a statistic of the image, or a geometry. UNKNOWN operations
+# are not supported. `NEEDS` is indexed by code; its last entry is for `NOTHING`.
+IDLE, SINGLE, STATISTIC, GEOMETRY, UNKNOWN = range(5)
 NEEDS: Final = np.full(len(OPS) + 1, UNKNOWN)
-for _names, _need in (
-    (OPERATIONS, GEOMETRY),
-    (POINTWISE, SINGLE),
-    (PLACED, PLACE),
-    (STATISTICS, STATISTIC),
-    (("identity",), IDLE),
-):
+for _names, _need in ((OPERATIONS, GEOMETRY), (POINTWISE, SINGLE), (STATISTICS, STATISTIC), (("identity",), IDLE)):
     NEEDS[[*map(code, _names)]] = _need
 NEEDS[NOTHING] = IDLE
 
@@ -352,7 +344,7 @@ class Passes:
         if highest_need == UNKNOWN:
             unknown = OPS[int(codes[needs == UNKNOWN][0])]
             raise TypeError(f"the fused kernels do not support the operation {unknown}")
-        begins_pass = needs >= PLACE
+        begins_pass = needs >= STATISTIC
         if begins_pass.any():
             self._reuse_ensure_open_passes(rows, needs, begins_pass)
         pass_offsets = begins_pass.cumsum(axis=1)
@@ -365,7 +357,7 @@ class Passes:
             self.jobs[passes[entries, positions], R.STATISTICS_AT, rows[entries]] = 1
         if highest_need == GEOMETRY:
             self._set_geometries(rows, passes, ops)
-        is_pointwise = (needs >= SINGLE) & (needs <= STATISTIC)
+        is_pointwise = (needs == SINGLE) | (needs == STATISTIC)
         jobs = passes * len(self.last) + rows[:, None]
         if is_pointwise.all():
             self._operations.append((jobs.ravel(), codes.ravel(), ops.values.reshape(-1, VALUES)))
@@ -379,7 +371,7 @@ class Passes:
             return
         first_positions = (needs[entries] > IDLE).argmax(axis=1)
         first_needs = needs[entries, first_positions]
-        fits = (first_needs != STATISTIC) | self._is_dense(rows[entries])
+        fits = (first_needs == GEOMETRY) | ((first_needs == STATISTIC) & self._is_dense(rows[entries]))
         begins_pass[entries[fits], first_positions[fits]] = False
 
     def _set_geometries(self, rows: np.ndarray, operation_passes: np.ndarray, ops: Ops) -> None:

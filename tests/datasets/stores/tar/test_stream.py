@@ -132,6 +132,7 @@ def check_torch_is_absent(worker: int) -> None:
     assert "torch" not in sys.modules
 
 
+@pytest.mark.fresh
 @pytest.mark.processes
 def test_tar_stream_divides_shards_among_workers_and_ranks(tmp_path: Path) -> None:
     shards = write_numbers(tmp_path, 4, 3)
