@@ -157,6 +157,7 @@ def test_wrap_coco_batches_are_lists_of_dicts_without_a_collate_fn(make_detectio
     assert targets[3]["masks"][0].any(dim=0).tolist() == [False] * 36 + [True] * 24
 
 
+@pytest.mark.fresh
 @pytest.mark.processes
 def test_wrap_coco_workers_import_no_torch_for_targets(make_detection: Make) -> None:
     wrapped = gl.wrap(Subset(make_detection(), range(4))).dataset
@@ -307,6 +308,7 @@ def test_wrap_coco_raw_targets_and_captions_equal_torchvisions(make_detection: M
         assert repr(wrapped) == f"wrap({kind}({str(tmp_path)!r}): 4 images)"
 
 
+@pytest.mark.fresh
 @pytest.mark.processes
 def test_wrap_coco_with_target_transform_needs_no_torch(make_detection: Make) -> None:
     def count(target: list[dict]) -> tuple[int, bool]:
