@@ -56,13 +56,13 @@ RETURNED = {
 FAMILIES = (
     ("Crops, sizes, flips", "geometry resizing"),
     ("Warps", "warps"),
-    ("Colour, blur, noise", "colour blur_noise"),
+    ("Colour, blur, noise", "colour blur_noise lighting"),
     ("Policies", "policies timm_policies"),
     ("Conversions, and frames of clips", "convert"),
     ("Erasing and mixing", "erasing mixing combining"),
     ("Boxes and keypoints", "targets"),
     ("Composing transforms", "composite chain"),
-    ("From other libraries", "interop"),
+    ("From other libraries", "interop interop_albumentations"),
     ("Arguments that change during training", "varying"),
     ("Custom transforms, and applying chains", "custom base program.draws gpuload.loader.loader"),
 )
