@@ -13,7 +13,8 @@ from gpuload import transforms as T
 
 POLICIES = ("lazy", "side first")
 NORMALIZE = T.Normalize((0.5,) * 3, (0.5,) * 3)
-# All of Kornia's operators, with transforms of the reference between them.
+# Kornia's operators, with transforms of the reference between them; not CLAHE, for which Kornia copies two tables of
+# indices from pageable memory.
 CHAINS: dict[str, list[Any]] = {
     "flipped crops": [T.RandomCrop(12), T.RandomHorizontalFlip(), NORMALIZE],
     "mixing": [T.RandomCrop(12), NORMALIZE, T.MixUp(num_classes=30)],
@@ -21,7 +22,9 @@ CHAINS: dict[str, list[Any]] = {
     "two backends": [T.RandomCrop(12), T.RandomInvert(0.5), T.ColorJitter(0.4, 0.4), T.RandomVerticalFlip()],
     "blur": [T.RandomCrop(12), T.GaussianBlur(5)],
     "levels": [T.RandomCrop(12), T.RandomInvert(0.5), T.RandomSolarize(100), T.RandomPosterize(3)],
-    "histograms": [T.RandomCrop(12), T.RandomEqualize(0.5)],
+    "histograms": [T.RandomCrop(12), T.RandomEqualize(0.5), T.RandomAutocontrast(0.5)],
+    "sharpness": [T.RandomCrop(12), T.RandomAdjustSharpness(2.0), T.MotionBlur(5, p=1.0)],
+    "light": [T.RandomCrop(12), T.RandomGamma((50, 200), p=1.0), T.PlanckianJitter(p=1.0)],
     "warp": [T.RandomCrop(12), T.RandomAffine(30, translate=(0.1, 0.1)), T.RandomPerspective(p=1.0)],
     "bilinear warp": [T.RandomCrop(12), T.RandomAffine(30, interpolation="bilinear")],
     "erasing": [T.RandomCrop(12), NORMALIZE, T.RandomErasing(1.0)],

@@ -1,4 +1,5 @@
-"""`Normalize` for levels (0 … 255) and for floats (0 … 1), and `ToDtype("uint8")` for floats and uint16."""
+"""`Normalize` for levels (0 … 255) and for floats (0 … 1), `ToDtype("uint8")` for floats and uint16, `Window`, and
+`CenterCropOrPad` of lines of text."""
 
 from __future__ import annotations
 
