@@ -119,7 +119,7 @@ class Mix(Joined):
     def __init__(
         self,
         datasets: Iterable[Any],
-        weights: Sequence[float] | Any,
+        weights: Sequence[float],
         *,
         length: int | None = None,
         per: Per = "sample",
