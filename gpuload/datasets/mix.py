@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -37,20 +37,12 @@ KINDS: Final = (  # kinds of leaves, by type; a leaf of any other type may be an
 )
 
 
-@runtime_checkable
-class EpochValues(Protocol):
-    """The result of `gpuload.transforms.by_epoch`, which this package cannot import."""
-
-    values: Any
-
-    def at_epoch(self, epoch: int) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PartsByEpoch:
-    """Weights by epoch of `count` datasets, as integers."""
+    """Weights by epoch of `count` datasets, as integers. `weights` is the result of `by_epoch`, which this package
+    cannot import."""
 
-    weights: EpochValues
+    weights: Any
     count: int
 
     def __post_init__(self) -> None:
@@ -128,7 +120,8 @@ class Mix(Joined):
         datasets = _check_datasets(datasets, self.per)
         super().__init__(datasets)
         self.sizes = tuple(map(len, datasets))
-        self.parts_by_epoch = PartsByEpoch(weights, len(datasets)) if isinstance(weights, EpochValues) else None
+        is_by_epoch = hasattr(weights, "at_epoch")
+        self.parts_by_epoch = PartsByEpoch(weights, len(datasets)) if is_by_epoch else None
         if self.parts_by_epoch is None:
             self.weights = _check_weights("Mix(weights=…)", weights, len(datasets), above=0)
             self.parts = _to_integer_parts(self.weights)

@@ -12,8 +12,8 @@ main process; orders are immutable.
 
 With ``per="batch"`` or ``per="dataset"``, or with weights by epoch, an epoch is a sequence of *steps* (`Steps`), which
 restarts with each epoch: a step has a row of positions for each rank, and all ranks have the same number of samples of
-each dataset in the same step. These numbers are a table, (steps, datasets), which is computed from the beginning of the
-epoch, since no closed form keeps the sums of all datasets within one sample of their shares.
+each dataset in the same step. These numbers are a table with 8 bytes for each step and dataset, which is computed when
+an epoch starts, since no closed form is known that keeps the sums of all datasets within one sample of their shares.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _count_steps(parts: tuple[int, ...], steps: Steps, per: Per, ties: tuple[phi
     whole, shares = zip(*(divmod(part * units, total) for part in parts), strict=True)
     period = total // math.gcd(total, *shares)  # after which the sums are exact, and the extra units repeat
     extra = _spread(shares, total, min(step_count, period), ties)
-    counts = np.array(whole) + np.tile(extra, (_divide_up(step_count, period), 1))[:step_count]
+    counts = np.array(whole) + np.tile(extra, (-(-step_count // period), 1))[:step_count]
     if per == "dataset":
         counts *= np.where(np.arange(step_count) < steps.full, steps.size, steps.last_size)[:, None]
     elif steps.last_size:
@@ -324,9 +324,10 @@ def _spread(shares: tuple[int, ...], total: int, steps: int, ties: tuple[philox.
 
     def urgency(dataset: int) -> tuple[int, bool, int, philox.Key]:
         number, share = received[dataset] + 1, shares[dataset]
-        deadline, group_deadline, remainder = _divide_up(number * total, share), 0, total - share
+        deadline, group_deadline, remainder = -(-number * total // share), 0, total - share
         if 2 * share >= total:
-            group_deadline = _divide_up(_divide_up(deadline * remainder, total) * total, remainder)
+            remaining_steps = -(-deadline * remainder // total)
+            group_deadline = -(-remaining_steps * total // remainder)
         return deadline, deadline * share == number * total, -group_deadline, ties[dataset]
 
     for step in range(steps):
@@ -335,10 +336,6 @@ def _spread(shares: tuple[int, ...], total: int, steps: int, ties: tuple[philox.
             received[dataset] += 1
             extra[step, dataset] = 1
     return extra
-
-
-def _divide_up(number: int, divisor: int) -> int:
-    return -(-number // divisor)
 
 
 def _random_permutations(key: philox.Key, positions: np.ndarray, lane: int) -> np.ndarray:

@@ -187,7 +187,7 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
         "seed": order.seed,
         "length": order.samples,
         "batches": steps_of(order),
-        "buckets": None if order.buckets is None else order_name(order),
+        "order": None if shares_of(order).division is None else order_name(order),
     }
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)
@@ -204,11 +204,14 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
                 "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
                 "each rank has its own samples"
             )
-        if others["buckets"] != settings["buckets"]:
+        if others["order"] != settings["order"]:
+            other_order, own_order = (
+                each["order"] or "one without Buckets or Mix(per=…)" for each in (others, settings)
+            )
             raise ValueError(
-                f"shuffle= has {others['buckets'] or 'no Buckets'} {at.format(settings['buckets'] or 'no Buckets')}: "
-                "the ranks would get batches of different shapes in the same step, and samples would be missing or "
-                "come twice. Pass the same sizes and shapes on all ranks"
+                f"the order is {other_order} {at.format(own_order)}: the ranks would get batches of different shapes "
+                "or datasets in the same step, and samples would be missing or come twice. Pass the same sizes and "
+                "shapes of Buckets, or weights of a Mix, on all ranks"
             )
         if others["length"] != settings["length"]:
             yield (

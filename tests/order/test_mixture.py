@@ -318,3 +318,17 @@ def test_orders_with_other_shares_have_other_names():
         for per in ("sample", "batch", "dataset")
     }
     assert len(names) == 9
+
+
+def test_ranks_whose_batches_have_other_shares_are_refused(group):
+    def begin(rank: int, weights: list[int]) -> None:
+        mix = make_mix([50, 50], weights, length=64, per="batch")
+        with gl.Loader(mix, 8, True, num_workers=0, device="cpu", rank=rank, world_size=2) as loader:
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+            iter(loader)
+
+    begin(1, [1, 2])
+    with pytest.raises(
+        ValueError, match=r"the order is mixed-\w+-shuffled on rank 1, and mixed-.* weights of a Mix, on all"
+    ):
+        begin(0, [1, 3])
