@@ -337,7 +337,7 @@ class Loader:
         """Return the loader's position as a small dict that can be stored as JSON. It counts the batches that were
         yielded, not those that were prefetched; after `load_state_dict`, it is the loaded state until the next
         `iter()`. The state is the same on every rank, and can be resumed with any number of ranks and workers
-        (ranks only between epochs with `Buckets`).
+        (ranks only between epochs with `Buckets` or ``Mix(per=…)``).
 
         The state includes the sampler's ``state_dict()``, and for an iterable dataset one entry per worker, which only
         the same number of workers can resume. The states of samplers and datasets may contain numbers, strings, bytes,

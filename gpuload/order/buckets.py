@@ -210,10 +210,7 @@ class BucketShares:
     @property
     def division(self) -> str:
         """The options that the batches of an epoch depend on, in addition to the buckets and the seed."""
-        options = self._options
-        ranks = f"{options.world_size} rank{'s' * (options.world_size > 1)}"
-        text = f"batch_size={options.batch_size}, {ranks}, drop_last={options.drop_last}, uneven={options.uneven!r}"
-        return text if options.group_size == 1 else f"{text}, groups of {options.group_size}"
+        return self._options.describe_division()
 
     @property
     def last_position(self) -> int:

@@ -18,7 +18,7 @@ from gpuload.datasets.kinds import check_dataset, is_iterable
 from gpuload.datasets.mix import Mix, find_mix
 from gpuload.order.blocks import Blocks, BlockShuffle
 from gpuload.order.buckets import Buckets
-from gpuload.order.mixture import Mixture
+from gpuload.order.mixture import BLOCK, Mixture, Steps
 from gpuload.order.permutation import cumulate
 from gpuload.order.ranks import check_rank, find_caller
 from gpuload.order.shares import Uneven
@@ -146,7 +146,9 @@ class OrderOptions:
             return None
         shuffle = self.shuffle if isinstance(self.shuffle, BlockShuffle) else None
         blocks = () if shuffle is None else tuple(Blocks.from_dataset(dataset, shuffle) for dataset in mix.datasets)
-        return Mixture(mix.sizes, mix.parts, mix.length, blocks)
+        is_stepped = mix.per == "sample" and mix.parts_by_epoch is not None
+        steps = Steps(BLOCK, 1, -(-mix.length // self.repeats)) if is_stepped else None
+        return Mixture(mix.sizes, mix.parts, mix.length, blocks, mix.per, mix.parts_by_epoch, steps)
 
     def substitute_range(self, index: Any) -> tuple[int, int]:
         """Return the first index and the count of the samples that can replace the sample at `index`."""
@@ -290,6 +292,11 @@ class OrderOptions:
             raise ValueError(
                 f"{name} cannot be combined with a Mix, whose weights determine how often each dataset is used, and "
                 "which reads each dataset in its own order; leave it out, or read the datasets without Mix"
+            )
+        if self.repeats != 1 and self.mix.per != "sample":
+            raise ValueError(
+                f"repeats={self.repeats} cannot be combined with Mix(per={self.mix.per!r}), which chooses the samples "
+                "of each rank's batch, while repeats go to different ranks; leave one of the two out"
             )
 
     def _check_groups(self) -> None:

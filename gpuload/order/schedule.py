@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gpuload.order.buckets import BucketShares
 from gpuload.order.iterable import IterableSchedule, has_sharding_filter
+from gpuload.order.mixture import Steps
 from gpuload.order.options import OrderOptions
 from gpuload.order.place import Place
 from gpuload.order.ranks import exchange, find_group, find_rank
@@ -55,11 +57,11 @@ class SharesSchedule:
     def steps(self, place: Place) -> int:
         division = self._shares.division
         if place.position and place.division != division:
+            other_order = "an order without Buckets or Mix(per=…)"
             raise ValueError(
-                f"the state was saved in the middle of epoch {place.epoch}, with "
-                f"{place.division or 'an order without Buckets'}, but this loader has {division or 'no Buckets'}. "
-                "The batches of an epoch with Buckets depend on these; resume with the same, or from a state that was "
-                "saved at the end of an epoch"
+                f"the state was saved in the middle of epoch {place.epoch}, with {place.division or other_order}, but "
+                f"this loader has {division or other_order}. The batches of an epoch with Buckets or Mix(per=…) depend "
+                "on these; resume with the same, or from a state that was saved at the end of an epoch"
             )
         return self._shares.steps(place.position)
 
@@ -111,11 +113,16 @@ def shares_of(order: OrderOptions) -> Shares | BucketShares:
     }
     if (buckets := order.buckets) is not None:
         return BucketShares(buckets, **options)
+    mixture, samples = order.mixture, len(order.dataset) if order.mixture is None else order.mixture.length
+    if mixture is not None and mixture.per != "sample":
+        undivided = Shares(samples=samples, **options)
+        samples = undivided.samples_per_rank * undivided.world_size
+        mixture = replace(mixture, steps=Steps(order.size, undivided.world_size, samples))
     return Shares(
-        samples=len(order.dataset) if order.mixture is None else order.mixture.length,
+        samples=samples,
         shuffle=bool(order.shuffle),
         blocks=order.blocks,
-        mixture=order.mixture,
+        mixture=mixture,
         weights=order.cumulative_weights,
         repeats=order.repeats,
         **options,
@@ -180,7 +187,7 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
         "seed": order.seed,
         "length": order.samples,
         "batches": steps_of(order),
-        "buckets": None if order.buckets is None else order_name(order),
+        "order": None if shares_of(order).division is None else order_name(order),
     }
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)
@@ -197,11 +204,14 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
                 "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
                 "each rank has its own samples"
             )
-        if others["buckets"] != settings["buckets"]:
+        if others["order"] != settings["order"]:
+            other_order, own_order = (
+                each["order"] or "one without Buckets or Mix(per=…)" for each in (others, settings)
+            )
             raise ValueError(
-                f"shuffle= has {others['buckets'] or 'no Buckets'} {at.format(settings['buckets'] or 'no Buckets')}: "
-                "the ranks would get batches of different shapes in the same step, and samples would be missing or "
-                "come twice. Pass the same sizes and shapes on all ranks"
+                f"the order is {other_order} {at.format(own_order)}: the ranks would get batches of different shapes "
+                "or datasets in the same step, and samples would be missing or come twice. Pass the same sizes and "
+                "shapes of Buckets, or weights of a Mix, on all ranks"
             )
         if others["length"] != settings["length"]:
             yield (

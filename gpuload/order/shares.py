@@ -14,12 +14,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gpuload.order.blocks import BlockOrder, Blocks
-from gpuload.order.mixture import MixedOrder, Mixture
+from gpuload.order.mixture import MixedOrder, Mixture, SteppedOrder
 from gpuload.order.permutation import Sequential, Shuffle, Weighted
 from gpuload.order.ranks import check_rank
 from gpuload.rng import philox
@@ -71,8 +71,6 @@ class Shares:
         order: returns the order of the samples of a bucket in the epoch with this key; None for any other order.
     """
 
-    division: ClassVar[None] = None  # an epoch's order does not depend on its division into batches
-
     samples: int
     batch_size: int
     shuffle: bool = False
@@ -110,12 +108,26 @@ class Shares:
             name = f"weighted-{zlib.crc32(self.weights.tobytes()):08x}"
         return name if self.repeats == 1 else f"{name}-repeated-{self.repeats}"
 
+    @property
+    def division(self) -> str | None:
+        """The options that the batches of an epoch depend on, in addition to the order; None if an epoch's order does
+        not depend on its division into batches."""
+        return None if self.mixture is None or self.mixture.per == "sample" else self.describe_division()
+
+    def describe_division(self) -> str:
+        """Return the options that divide an epoch into batches."""
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        text = f"batch_size={self.batch_size}, {ranks}, drop_last={self.drop_last}, uneven={self.uneven!r}"
+        return text if self.group_size == 1 else f"{text}, groups of {self.group_size}"
+
     def _make_order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         key = philox.epoch_key(self.seed, epoch)
         if self.order is not None:
             order = self.order(key)
         elif self.blocks is not None:
             order = BlockOrder(self.blocks, key)
+        elif self.mixture is not None and self.mixture.steps is not None:
+            order = SteppedOrder(self.mixture, self.seed, epoch, shuffle=self.shuffle)
         elif self.mixture is not None:
             order = MixedOrder(self.mixture, self.seed, epoch, shuffle=self.shuffle, repeats=self.repeats)
         elif self.weights is not None:
@@ -161,10 +173,11 @@ class Shares:
     def explain_no_batches(self, subject: str = "") -> str:
         """Explain why an epoch has no batches; `subject` is the first part of a sentence, such as "the dataset has 2
         samples"."""
-        if self.samples == 0:
+        samples = self.samples if self.mixture is None else self.mixture.length
+        if samples == 0:
             return "the dataset is empty: len(dataset) is 0"
         ranks = f" for {self.world_size} ranks" if self.world_size > 1 else ""
-        count = f"{subject or f'the dataset has {self.samples} samples'}{ranks}"
+        count = f"{subject or f'the dataset has {samples} samples'}{ranks}"
         if self.drop_last:
             return (
                 f"drop_last=True leaves no batch: {count}, but batch_size is {self.batch_size}; reduce it, or use "

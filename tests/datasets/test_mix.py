@@ -1,4 +1,5 @@
-"""`Mix`: its weights, its errors, and its batches with workers, ranks, faults and states."""
+"""`Mix`: its weights, its errors, and its batches with workers, ranks, faults and states; also with `per`, whose shares
+`tests/order/test_mixture.py` tests."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Numbered:
 
 
 def make_mix(**options) -> gl.Mix:
-    return gl.Mix([Numbered(300), Numbered(50, 1000)], weights=[0.7, 0.3], **options)
+    return gl.Mix([Numbered(300), Numbered(50, 1000)], **{"weights": [0.7, 0.3], **options})
 
 
 def make_loader(mix: object, batch_size: int = 32, **options) -> gl.Loader:
@@ -114,6 +115,25 @@ STRUCTURE_ERROR = "datasets whose samples have the same structure, but datasets[
         ),
         ([[1], [2]], [1], ValueError, "(weights=…) must be one number for each of the 2 datasets, got 1"),
         ([[1]], ["a"], TypeError, "(weights=…) must be a number, got 'a' (str)"),
+        (
+            [[1], [2]],
+            T.by_epoch({0: [1, 2], 3: [1]}),
+            ValueError,
+            "(weights=by_epoch({0: [1, 2], 3: [1]})) in epoch 3 must be one number for each of the 2 datasets, got 1",
+        ),
+        (
+            [[1], [2]],
+            T.by_epoch({0: [0, 0]}),
+            ValueError,
+            "(weights=by_epoch({0: [0, 0]})) in epoch 0 must have a weight above 0, got [0.0, 0.0]",
+        ),
+        (
+            [[1], [2]],
+            T.by_epoch({0: T.by_batch([1, 2])}),
+            TypeError,
+            "(weights=by_epoch({0: by_batch([1, 2])})) in epoch 0 must be a list of numbers, got by_batch([1, 2]) "
+            "(ByBatch)",
+        ),
         (
             [[(1, 2)], [{"a": 1}]],
             [1, 1],
@@ -322,3 +342,185 @@ def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven, length):
     for rank in range(2):
         loader = make_loader(make_mix(length=331), 16, rank=rank, world_size=2, uneven=uneven)
         assert len(labels_of(loader)) == length
+
+
+# -- per="batch" and per="dataset" -------------------------------------------------------------------------------------
+
+PER = ("batch", "dataset")
+DIVIDED = {"seed": 3, "info": True}
+
+
+def take_batches(loader: gl.Loader, epochs: int = 1) -> list[tuple[object, ...]]:
+    """Return epoch, step, positions, labels and the image bytes of each batch."""
+    return [
+        (info.epoch, info.step, info.positions.tolist(), labels.tolist(), images.numpy().tobytes())
+        for _ in range(epochs)
+        for (images, labels), info in loader
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batches_with_shares_do_not_depend_on_workers_and_ranks_have_different_samples(per, ranks):
+    all_labels: list[int] = []
+    for rank in range(ranks):
+        options = {"rank": rank, "world_size": ranks, **DIVIDED}
+        batches_by_workers = []
+        for num_workers in (0, 1, 4):
+            mix = gl.Mix([Numbered(300), Numbered(100, 1000)], [0.7, 0.3], length=250, per=per)
+            with make_loader(mix, 8, num_workers=num_workers, chunk_size=3, **options) as loader:
+                batches_by_workers.append(take_batches(loader))
+        assert batches_by_workers[1:] == batches_by_workers[:1] * 2
+        all_labels += [label for *_, labels, _ in batches_by_workers[0] for label in labels]
+    assert len(set(all_labels)) == len(all_labels) == 250 + -250 % ranks
+
+
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"rank": 1, "world_size": 2}])
+def test_resuming_after_every_batch_with_shares_gives_the_remaining_batches(per, options):
+    mix = make_mix(length=150, weights=T.by_epoch({0: [0.7, 0.3], 1: [0.2, 0.8]}), per=per)
+    options = options | DIVIDED
+    expected = take_batches(make_loader(mix, 8, **options), 2)
+    length = len(expected) // 2
+    for stop in range(length + 1):
+        first, second = make_loader(mix, 8, **options), make_loader(mix, 8, **options)
+        iterator = iter(first)
+        for _ in range(stop):
+            next(iterator)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert take_batches(second, 2)[: 2 * length - stop] == expected[stop:]
+        assert len(second) == length
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 4}, "batch_size=4, 1 rank, drop_last=False, uneven='pad'"),
+        ({"rank": 0, "world_size": 2}, "batch_size=8, 2 ranks, drop_last=False, uneven='pad'"),
+        ({"drop_last": True}, "batch_size=8, 1 rank, drop_last=True, uneven='pad'"),
+    ],
+)
+def test_mix_with_shares_of_batches_resumes_with_another_division_between_epochs_only(options, text):
+    mix = make_mix(length=50, per="batch")
+    loader, other = make_loader(mix, 8), make_loader(mix, **{"batch_size": 8, **options})
+    iterator = iter(loader)
+    next(iterator)
+    other.load_state_dict(loader.state_dict())
+    expected = (
+        "the state was saved in the middle of epoch 0, with batch_size=8, 1 rank, drop_last=False, uneven='pad', but "
+        f"this loader has {text}. The batches of an epoch with Buckets or Mix(per=…) depend on these; resume with the "
+        "same, or from a state that was saved at the end of an epoch"
+    )
+    with pytest.raises(ValueError, match=exactly(expected)):
+        iter(other)
+    list(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == len(other)
+    assert other.epoch == 1
+
+
+def test_mix_refuses_a_state_of_a_mix_with_other_shares():
+    states = [make_loader(make_mix(per=per)).state_dict() for per in ("sample", *PER)]
+    for state, per in zip(states, (*PER, "sample"), strict=True):
+        with pytest.raises(ValueError, match=r"order was 'mixed-[0-9a-f]{8}-shuffled' and is 'mixed-"):
+            make_loader(make_mix(per=per)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_replay_and_sampler_of_a_mix_with_shares_have_the_samples_of_its_batches(per, ranks):
+    loader = make_loader(make_mix(length=45, per=per), 8, rank=ranks - 1, world_size=ranks, **DIVIDED)
+    indices = list(loader.sampler)
+    assert len(loader.sampler) == len(indices)
+    assert indices == [index for _, info in loader for index in info.indices.tolist()]
+    loader.set_epoch(1)
+    for (images, labels), info in loader:
+        replayed = loader.replay(1, int(info.positions[-1]))
+        assert (replayed.index, replayed.sample[1]) == (int(info.indices[-1]), int(labels[-1]))
+        assert torch.equal(replayed.sample[0], images[-1])
+    with pytest.raises(ValueError, match=f"position must be at least 0 and at most {44 if ranks == 1 else 45}, got 90"):
+        loader.replay(0, 90)
+
+
+def test_mixup_mixes_the_datasets_of_a_batch_with_shares_and_replays():
+    chain = [T.CenterCrop(4), T.ToDtype("float32", scale=True), T.MixUp(num_classes=350)]
+    samples = [(gl.Image(np.full((4, 4, 3), index % 256, np.uint8)), index) for index in range(350)]
+    mix = gl.Mix([samples[:300], samples[300:]], [1, 1], length=64, per="batch")
+    with gl.Loader(mix, 16, shuffle=True, transforms=chain, num_workers=0, device="cpu", info=True) as loader:
+        (images, labels), info = next(iter(loader))
+        mixes_datasets = ((labels[:, :300] > 0).any(dim=1) & (labels[:, 300:] > 0).any(dim=1)).tolist()
+        assert set(mixes_datasets) == {True, False}
+        for image, position in zip(images, info.positions.tolist(), strict=True):
+            assert torch.equal(loader.replay(0, position).sample[0], image)
+
+
+def test_mix_with_shares_reads_datasets_in_blocks():
+    shuffle = gl.BlockShuffle(block=10, window=2)
+    loader = make_loader(make_mix(length=BLOCK, per="batch"), shuffle=shuffle)
+    labels, _ = indices_by_dataset(labels_of(loader))
+    for begin in range(0, 300, 20):
+        assert len({label // 10 for label in labels[begin : begin + 20]}) == 2
+
+
+def test_source_of_returns_the_dataset_of_each_index():
+    mix = gl.Mix([[0] * 3, [1] * 2, [2]], [1, 1, 1], length=60, per="batch")
+    for labels, info in gl.Loader(mix, 6, shuffle=True, num_workers=0, device="cpu", info=True):
+        assert mix.source_of(info.indices).tolist() == labels.tolist()
+        assert sorted(labels.tolist()) == [0, 0, 1, 1, 2, 2]
+    assert mix.source_of(np.array([[0, 2], [3, 5]])).tolist() == [[0, 0], [1, 2]]
+    for indices, error, text in [
+        ([0, 6], IndexError, "Mix.source_of() takes indices in 0 … 5, got 6"),
+        ([-1], IndexError, "Mix.source_of() takes indices in 0 … 5, got -1"),
+        ([0.5], TypeError, "Mix.source_of() takes integers, as from BatchInfo.indices, got float64"),
+    ]:
+        with pytest.raises(error, match=exactly(text)):
+            mix.source_of(indices)
+
+
+def test_map_of_a_mix_keeps_its_shares():
+    mix = make_mix(length=60, per="dataset").map(lambda sample: sample)
+    assert (mix.per, mix.length, mix.parts) == ("dataset", 60, (7, 3))
+    assert repr(mix).endswith("weights=[0.7, 0.3], length=60, per='dataset')")
+
+
+@pytest.mark.parametrize(
+    ("datasets", "per", "error", "text"),
+    [
+        ([[1], [2]], "step", ValueError, "(per=…) must be one of 'sample', 'batch', 'dataset', got 'step'"),
+        (
+            [[1], iter([])],
+            "batch",
+            TypeError,
+            "() takes map-style datasets, but datasets[1] is of type list_iterator, which is iterable and defines its "
+            "own order, and whose batches depend on its workers; mix inside its __iter__",
+        ),
+    ],
+)
+def test_mix_refuses_other_shares_and_streams(datasets, per, error, text):
+    with pytest.raises(error, match=exactly(f"Mix{text}")):
+        gl.Mix(datasets, [1, 1], per=per)
+
+
+def test_mix_with_shares_refuses_repeats_and_epochs_without_a_batch():
+    text = (
+        "repeats=2 cannot be combined with Mix(per='batch'), which chooses the samples of each rank's batch, while "
+        "repeats go to different ranks; leave one of the two out"
+    )
+    with pytest.raises(ValueError, match=exactly(text)):
+        make_loader(make_mix(per="batch"), repeats=2)
+    with pytest.raises(ValueError, match="drop_last=True leaves no batch: the dataset has 9 samples for 2 ranks, but"):
+        make_loader(make_mix(length=9, per="batch"), 8, drop_last=True, rank=0, world_size=2)
+
+
+def test_a_function_of_the_epoch_that_returns_invalid_weights_is_refused_when_its_epoch_begins():
+    def weights(epoch: int) -> list[float]:
+        return [1, 1 - epoch]
+
+    loader = make_loader(make_mix(length=8, weights=T.by_epoch(weights)), 8)
+    for _ in range(2):
+        list(loader)
+    with pytest.raises(
+        ValueError, match=r"^Mix\(weights=by_epoch\(.*weights\)\) in epoch 2 must be at least 0, got -1"
+    ):
+        list(loader)

@@ -150,7 +150,7 @@ def test_states_of_other_buckets_and_of_other_orders_are_refused():
     with make_loader(shuffle=True) as other:
         with pytest.warns(RuntimeWarning, match="order was 'buckets-"):
             other.load_state_dict(state, strict=False)
-        with pytest.raises(ValueError, match="but this loader has no Buckets"):
+        with pytest.raises(ValueError, match="but this loader has an order without Buckets"):
             iter(other)
 
 

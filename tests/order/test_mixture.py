@@ -1,17 +1,22 @@
-"""The order of a `Mix`: exact shares, and all samples of a dataset before any is repeated; from any position and on any
-number of ranks."""
+"""The order of a `Mix`: exact shares of each run of samples, of each batch or of the batches, and all samples of a
+dataset before any is repeated; from any position and on any number of ranks."""
 
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuload.order.mixture import BLOCK, MixedOrder, Mixture
+import gpuload as gl
+from gpuload import transforms as T
+from gpuload.order.mixture import BLOCK, MAX_COLUMNS, MixedOrder, Mixture
+from gpuload.order.options import OrderOptions
 from gpuload.order.permutation import TABLE_MAX
+from gpuload.order.schedule import shares_of
 from gpuload.order.shares import Shares
 
 
@@ -171,3 +176,159 @@ def test_different_mixtures_have_different_names():
         for length in (10, 11)
     }
     assert len(names) == 8
+
+
+# -- shares of batches, and weights by epoch ---------------------------------------------------------------------------
+
+
+def make_mix(sizes: list[int], weights: Any, **options: Any) -> gl.Mix:
+    return gl.Mix([range(size) for size in sizes], weights, **options)
+
+
+def run_ranks(
+    mix: gl.Mix, batch_size: int, ranks: int = 1, epoch: int = 0, start: int = 0, **options: Any
+) -> list[list[np.ndarray]]:
+    """Return the indices of an epoch's batches, as [step][rank]."""
+    ranks_batches = []
+    for rank in range(ranks):
+        shares = shares_of(OrderOptions(dataset=mix, batch_size=batch_size, rank=rank, world_size=ranks, **options))
+        ranks_batches.append([batch.indices for batch in shares.batches(epoch, start)])
+        assert len(ranks_batches[-1]) == shares.steps(start)
+    return [list(step) for step in zip(*ranks_batches, strict=True)]
+
+
+def join(steps: list[list[np.ndarray]]) -> np.ndarray:
+    return np.concatenate([np.empty(0, np.int64), *(indices for step in steps for indices in step)])
+
+
+def assert_each_pass_has_every_sample_once(mix: gl.Mix, indices: np.ndarray) -> None:
+    for number, size in enumerate(mix.sizes):
+        samples = indices[mix.source_of(indices) == number] - (mix.cumulative_sizes[number] - size)
+        for begin in range(0, len(samples) - size + 1, size):
+            assert sorted(samples[begin : begin + size].tolist()) == list(range(size))
+
+
+WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=7)
+EPOCHS = {"weights": WEIGHTS, "batch": st.integers(1, 24), "ranks": st.integers(1, 3), "length": st.integers(1, 700)}
+
+
+@given(**EPOCHS)
+def test_each_batch_has_its_shares_and_sums_of_batches_differ_from_theirs_by_less_than_a_sample(
+    weights, batch, ranks, length
+):
+    mix = make_mix([100] * len(weights), weights, length=length + batch * ranks, per="batch")
+    sums = np.zeros(len(weights), np.int64)
+    for step, indices_of_ranks in enumerate(run_ranks(mix, batch, ranks, drop_last=True)):
+        sources = [mix.source_of(indices) for indices in indices_of_ranks]
+        # All ranks have the same shares in a step.
+        (counts,) = {tuple(np.bincount(rank, minlength=len(weights)).tolist()) for rank in sources}
+        sums += counts
+        for count, count_sum, weight in zip(counts, sums.tolist(), weights, strict=True):
+            assert count in (batch * weight // sum(weights), -(-batch * weight // sum(weights)))
+            assert abs(count_sum * sum(weights) - (step + 1) * batch * weight) < sum(weights)
+
+
+def test_a_tenth_of_a_batch_of_16_is_one_or_two_samples():
+    mix = make_mix([1000, 1000], [0.9, 0.1], length=1600, per="batch")
+    counts = [int((indices >= 1000).sum()) for (indices,) in run_ranks(mix, 16)]
+    assert set(counts) == {1, 2}
+    assert [sum(counts[start : start + 5]) for start in range(0, 100, 5)] == [8] * 20
+
+
+@given(**EPOCHS)
+def test_each_batch_has_samples_of_one_dataset_and_an_epoch_has_the_shares_of_batches(weights, batch, ranks, length):
+    mix = make_mix([100] * len(weights), weights, length=length, per="dataset")
+    counts = [0] * len(weights)
+    for step, indices_of_ranks in enumerate(run_ranks(mix, batch, ranks)):
+        (dataset,) = set(mix.source_of(np.concatenate(indices_of_ranks)).tolist())
+        counts[dataset] += 1
+        for count, weight in zip(counts, weights, strict=True):
+            assert abs(count * sum(weights) - (step + 1) * weight) < sum(weights)
+
+
+def test_the_dataset_of_the_first_batch_depends_on_the_seed():
+    mix = make_mix([100, 100], [1, 1], length=80, per="dataset")
+    sequences = {
+        tuple(int(mix.source_of(indices)[0]) for (indices,) in run_ranks(mix, 8, seed=seed)) for seed in range(20)
+    }
+    assert sequences == {(0, 1) * 5, (1, 0) * 5}
+
+
+@given(**EPOCHS, per=st.sampled_from(["batch", "dataset"]), drop_last=st.booleans(), shuffle=st.booleans())
+def test_each_dataset_continues_over_all_ranks_and_epochs(weights, batch, ranks, length, per, drop_last, shuffle):
+    mix = make_mix([7 * (number + 1) for number in range(len(weights))], weights, length=length, per=per)
+    options: dict[str, Any] = {"drop_last": drop_last, "shuffle": shuffle}
+    epochs = [join(run_ranks(mix, batch, ranks, epoch, **options)) for epoch in range(3)]
+    full = length - length % (batch * ranks)
+    assert {len(epoch) for epoch in epochs} == {full if drop_last else full + -(-(length - full) // ranks) * ranks}
+    # The ranks' parts of a step follow each other in each dataset's order.
+    assert_each_pass_has_every_sample_once(mix, np.concatenate(epochs))
+
+
+@pytest.mark.parametrize("per", ["batch", "dataset"])
+@pytest.mark.parametrize(("uneven", "last"), [("pad", 5), ("drop", 4)])  # of 14 samples for 3 ranks
+def test_last_batch_with_shares_has_new_samples_on_each_rank(per, uneven, last):
+    mix = make_mix([500, 500], [2, 1], length=3 * 8 * 4 + 14, per=per)
+    steps = run_ranks(mix, 8, 3, uneven=uneven, shuffle=True)
+    assert [[len(indices) for indices in step] for step in steps] == [[8] * 3] * 4 + [[last] * 3]
+    assert len(set(join(steps).tolist())) == len(join(steps))
+
+
+@given(**EPOCHS, per=st.sampled_from(["batch", "dataset"]), shuffle=st.booleans())
+def test_batches_with_shares_from_the_middle_are_those_of_the_whole_epoch(weights, batch, ranks, length, per, shuffle):
+    mix = make_mix([20] * len(weights), weights, length=length, per=per)
+    steps = run_ranks(mix, batch, ranks, 2, shuffle=shuffle)
+    for start in {len(steps) // 2, len(steps) - 1}:
+        later_steps = run_ranks(mix, batch, ranks, 2, start * batch * ranks, shuffle=shuffle)
+        assert len(later_steps) == len(steps[start:])
+        assert np.array_equal(join(later_steps), join(steps[start:]))
+
+
+@pytest.mark.parametrize("batch", [MAX_COLUMNS, MAX_COLUMNS + 1])
+def test_samples_of_a_batch_with_shares_are_shuffled_whatever_its_size(batch):
+    mix = make_mix([10_000, 10_000], [1, 1], length=batch, per="batch")
+    indices = join(run_ranks(mix, batch, shuffle=True))
+    assert len(set(indices.tolist())) == batch
+    assert 0.4 < (np.diff(mix.source_of(indices)) != 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("per", ["sample", "batch", "dataset"])
+@pytest.mark.parametrize("is_function", [False, True])
+def test_weights_by_epoch_change_the_shares_and_each_dataset_continues(per, is_function):
+    values = {0: [1, 0], 1: [3, 1], 3: [1, 1]}
+    by_epoch = (lambda epoch: values[max(first for first in values if first <= epoch)]) if is_function else values
+    mix = make_mix([700, 300], T.by_epoch(by_epoch), length=1280, per=per)
+    epochs = [join(run_ranks(mix, 20, 2, epoch, shuffle=True)) for epoch in range(5)]
+    assert [int((indices >= 700).sum()) for indices in epochs] == [0, 320, 320, 640, 640]
+    assert_each_pass_has_every_sample_once(mix, np.concatenate(epochs))
+
+
+def test_weights_by_epoch_with_repeats_leave_no_sample_out_between_epochs():
+    mix = make_mix([30, 20], T.by_epoch({0: [3, 2]}), length=100)
+    indices = np.concatenate([join(run_ranks(mix, 10, 1, epoch, shuffle=True, repeats=2)) for epoch in range(6)])
+    assert (indices[::2] == indices[1::2]).all()
+    assert_each_pass_has_every_sample_once(mix, indices[::2])
+
+
+def test_orders_with_other_shares_have_other_names():
+    weights = [[1, 2], T.by_epoch({0: [1, 2]}), T.by_epoch({0: [1, 2], 3: [1, 1]})]
+    names = {
+        shares_of(OrderOptions(dataset=make_mix([5, 5], each, per=per))).name
+        for each in weights
+        for per in ("sample", "batch", "dataset")
+    }
+    assert len(names) == 9
+
+
+def test_ranks_whose_batches_have_other_shares_are_refused(group):
+    def begin(rank: int, weights: list[int]) -> None:
+        mix = make_mix([50, 50], weights, length=64, per="batch")
+        with gl.Loader(mix, 8, True, num_workers=0, device="cpu", rank=rank, world_size=2) as loader:
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+            iter(loader)
+
+    begin(1, [1, 2])
+    with pytest.raises(
+        ValueError, match=r"the order is mixed-\w+-shuffled on rank 1, and mixed-.* weights of a Mix, on all"
+    ):
+        begin(0, [1, 3])
