@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
-from gpuload.batches.padded_targets import check_padded, exchange_pairs, transform_padded
+from gpuload.batches.padded_targets import check_padded
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
 from gpuload.checks import integer, mapping, string, strings
-from gpuload.datasets.sample import Boxes, Keypoints, explain_float_range
+from gpuload.datasets.sample import Boxes, Keypoints, explain_float_range, with_values
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
 from gpuload.order.spec import BatchSpec
@@ -309,7 +309,10 @@ class Augment(torch.nn.Module):
     def _augment_tree(self, tree: BatchTree, spec: BatchSpec, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
         sources = [_Images(leaf, device, self._convert, has_siblings=len(tree.images) > 1) for leaf in tree.images]
-        columns = self._read_columns(tree, sources, spec.positions)
+        padded = [_move_target(value, device) for value in tree.padded]
+        if padded:
+            check_padded(self._chain, padded)
+        columns = self._read_columns(tree, sources, spec.positions, is_padded=bool(padded))
 
         def read(column: ImageColumn) -> RaggedImages:
             for source, images in zip(sources, columns.images, strict=True):
@@ -318,7 +321,7 @@ class Augment(torch.nn.Module):
             return _mask_pixels(tree, device, column)
 
         try:
-            finished = compiled(spec, columns, np.arange(tree.count), read)
+            finished = compiled(spec, columns, np.arange(tree.count), read, padded)
         except DrawError as error:
             raise ValueError(f"image {error.row} of the batch: {error.message}") from None
         finished.images = [
@@ -326,31 +329,31 @@ class Augment(torch.nn.Module):
         ]
         if self._chain.modules:
             compiled.call_modules(spec.epoch, finished)
-        padded = self._transform_padded(tree, finished, device)
         results = iter(finished.images)
         values = [
             finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves
         ]
-        for number, target in (self._collate_targets(tree, finished, device) | padded).items():
+        for number, target in self._collate_targets(tree, finished, device).items():
             values[number] = target
         result = tree.rebuild(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
-    def _read_columns(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
-        """Return the batch as columns, with the same leaf indices as in the tree.
+    def _read_columns(
+        self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray, *, is_padded: bool
+    ) -> Columns:
+        """Return the batch as columns, with the same leaf indices as in the tree. Padded boxes and keypoints are only
+        placeholders in it.
 
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
         """
-        count, reader, padded = tree.count, self._reader, tree.padded
+        count, reader = tree.count, self._reader
         columns = Columns(range(count), sources=[None] * count)
-        if padded:
-            check_padded(self._chain, list(padded.values()))
         if tree.has_targets or self._needs_boxes:
             samples = []
             # If no leaf is a list, all samples have the same shapes.
             is_ragged = any(leaf.kind != "value" and isinstance(leaf.value, list) for leaf in tree.leaves)
-            is_uniform = bool(padded) and not is_ragged
+            is_uniform = is_padded and not is_ragged
             for row in range(1 if is_uniform else count):
                 try:
                     samples.append(reader.read(row, tree.sample(row)))
@@ -376,28 +379,7 @@ class Augment(torch.nn.Module):
             self._warned_of_images = bool(messages[-1])
         for message in filter(None, messages):
             warnings.warn(message, RuntimeWarning, stacklevel=7)
-        if padded:
-            columns.points = {}  # only placeholders
         return columns
-
-    def _transform_padded(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
-        """Return the transformed padded boxes and keypoints, and the visibility of keypoints, keyed by leaf index."""
-        results: dict[int, Any] = {}
-        for part in finished.parts() if tree.padded else ():
-            fields = part.columns.fields[0].get(part.draws, ()) if part.columns.fields else ()
-            targets = {
-                leaf: target for leaf, target in tree.padded.items() if (tree.leaves[leaf].draws or 0) == part.draws
-            }
-            views = [transform_padded(program, targets, fields, device) for program in part.first_programs]
-            results |= {leaf: finished.combine_views([view[leaf] for view, _ in views]) for leaf in targets}
-            for leaf, target in targets.items():
-                if not isinstance(target, Keypoints) or not target.pairs:
-                    continue
-                if (visibility := tree.sibling(leaf, "visibility")) is not None:
-                    values, axis = torch.as_tensor(tree.leaves[visibility].value), target.array.ndim - 2
-                    entries = [exchange_pairs(values, target, axis, is_mirrored) for _, is_mirrored in views]
-                    results[visibility] = finished.combine_views(entries)
-        return results
 
     def _collate_targets(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf index. The targets are on
@@ -405,8 +387,12 @@ class Augment(torch.nn.Module):
         collated: dict[int, Any] = {}
         columns, ragged, pad_to = finished.columns, self._options["ragged"], self._options["pad_to"]
         fields = {leaf for row_fields in columns.fields for leaves in row_fields.values() for leaf in leaves}
-        has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
+        points = {} if finished.padded else columns.points
+        has_boxes = any(isinstance(value, Boxes) for column in points.values() for value in column.values)
         for index, leaf in enumerate(tree.leaves):
+            if leaf.kind != "mask" and index in finished.full_columns:  # in padded form
+                collated[index] = finished.full_columns[index]
+                continue
             if leaf.kind == "images" or not (index in finished.full_columns or index in finished.cells):
                 continue
             collated[index] = cells = [
@@ -517,9 +503,17 @@ def _to_device(value: object, device: torch.device, *, pins_memory: bool = False
     if not isinstance(value, torch.Tensor):
         return value
     if value.device != device:
-        value = value.pin_memory() if pins_memory else value
+        value = value.pin_memory() if pins_memory and value.is_cpu else value
         value = value.to(device, non_blocking=value.is_pinned())
-    return value.as_subclass(torch.Tensor)
+    return value.detach().as_subclass(torch.Tensor)
+
+
+def _move_target(value: Any, device: torch.device) -> Any:
+    """Return boxes or keypoints with their tensors on the device; anything else unchanged."""
+    if not isinstance(value, Boxes | Keypoints):
+        return value
+    array, valid = (_to_device(part, device, pins_memory=True) for part in (value.array, value.valid))
+    return with_values(value, array=array, valid=valid)
 
 
 def _widen_floats(images: torch.Tensor) -> torch.Tensor:

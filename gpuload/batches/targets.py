@@ -15,7 +15,7 @@ import torch
 
 from gpuload.batches.collate import FinishedColumns
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
-from gpuload.datasets.tree import find_sibling
+from gpuload.datasets.tree import Structure, find_sibling
 from gpuload.ring.columns import Columns, ImageColumn, entry
 from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload, upload_arrays
@@ -32,7 +32,7 @@ __all__ = [
     "select_rows",
     "target_warning",
     "transform_targets",
-    "visibility_of",
+    "visibilities_of",
 ]
 
 # The methods that a user-defined transform needs for targets, each with the name and type of the targets.
@@ -61,7 +61,7 @@ def transform_targets(finished: FinishedColumns, stage: MaskStage, read: Callabl
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):
             finished.full_columns[leaf] = finished.combine_views(tensors)
-    if finished.columns.points:
+    if finished.columns.points and not finished.padded:
         _move_points(finished)
 
 
@@ -80,15 +80,13 @@ def _move_points(finished: FinishedColumns) -> None:
     selections = []
     for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
         views = [restore_targets(targets, sample_targets) for sample_targets in samples]
-        for leaf, target in targets.items():
+        for leaf in targets:
             cells[leaf][row] = finished.combine_views([results[leaf] for results in views])
-            visibility = visibility_of(columns, row, leaf, target)
-            if visibility is not None:
-                finished.full_columns.pop(visibility, None)
-                entry_of_row = finished.cell(row, visibility)
-                cells[visibility][row] = finished.combine_views(
-                    [exchange(entry_of_row, target, sample.is_mirrored) for sample in samples]
-                )
+        for leaf, target in visibilities_of(columns.structure(row), targets).items():
+            finished.full_columns.pop(leaf, None)
+            value = finished.cell(row, leaf)
+            entries = [exchange(value, target, sample.is_mirrored) for sample in samples]
+            cells[leaf][row] = finished.combine_views(entries)
         if columns.fields and not finished.has_views:
             fields = entry(columns.fields, row).get(finished.draws, ())
             remaining = _remaining_entries(columns, fields, row, samples[0])
@@ -112,12 +110,12 @@ def _remaining_entries(
             yield leaf, remaining
 
 
-def visibility_of(columns: Columns, row: int, leaf: int, target: Boxes | Keypoints) -> int | None:
-    """Return the leaf whose entries are exchanged with those of a target; None if there is none."""
-    if not isinstance(target, Keypoints) or not target.pairs:
-        return None
-    sibling = find_sibling(columns.structure(row), leaf, "visibility")
-    return None if sibling is None else sibling[0]
+def visibilities_of(structure: Structure, targets: Mapping[int, Boxes | Keypoints]) -> dict[int, Keypoints]:
+    """Return the keypoints in a sample with whose `pairs` the entries of a visibility are exchanged, keyed by the leaf
+    of the visibility."""
+    keypoints = {leaf: target for leaf, target in targets.items() if isinstance(target, Keypoints) and target.pairs}
+    siblings = {leaf: find_sibling(structure, leaf, "visibility") for leaf in keypoints}
+    return {sibling[0]: keypoints[leaf] for leaf, sibling in siblings.items() if sibling is not None}
 
 
 def exchange_order(target: Keypoints) -> np.ndarray:

@@ -48,11 +48,11 @@ __all__ = [
     "format_name",
     "from_xyxy",
     "is_batch_form",
-    "make_target",
     "plain_meta",
     "read",
     "takes_meta",
     "to_xyxy",
+    "with_values",
 ]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
@@ -235,11 +235,13 @@ class _Movable:
     def to(self, device: Any, non_blocking: bool = False) -> Self:
         """Return the coordinates as tensors on a device; frameworks call this method to move a batch."""
         torch: Any = importlib.import_module("torch")
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # pyright: ignore[reportArgumentType]
-        for name in ("array", "valid"):
-            if values[name] is not None:
-                values[name] = torch.as_tensor(values[name]).to(device, non_blocking=non_blocking)
-        return make_target(type(self), **values)
+        arrays = {name: getattr(self, name) for name in ("array", "valid")}
+        moved = {
+            name: torch.as_tensor(array).to(device, non_blocking=non_blocking)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        return with_values(self, **moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -386,12 +388,12 @@ def is_batch_form(target: Target) -> bool:
     return target.valid is not None or not getattr(target.array, "is_cpu", True)
 
 
-def make_target(cls: type[Any], **values: Any) -> Any:
-    """Create a `Boxes` or `Keypoints` from results, which are not checked."""
-    target = object.__new__(cls)
-    for attribute in fields(cls):
-        object.__setattr__(target, attribute.name, values.get(attribute.name, attribute.default))
-    return target
+def with_values(target: Any, **values: Any) -> Any:
+    """Return a copy of boxes or keypoints with other values, which are not checked."""
+    result = object.__new__(type(target))
+    for attribute in fields(target):
+        object.__setattr__(result, attribute.name, values.get(attribute.name, getattr(target, attribute.name)))
+    return result
 
 
 def explain_batch_form(target: Target) -> str:

@@ -21,11 +21,13 @@ from gpuload.decode.options import Decode
 from gpuload.errors import visible
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
+from gpuload.transforms.program.ops import Reformat
 
 __all__ = [
     "WARNING_PREFIX",
     "box_droppers",
     "check_visibility",
+    "explain_format_conflict",
     "explain_target_conflict",
     "find_fields",
     "format_size",
@@ -70,9 +72,21 @@ def explain_target_conflict(chain: Chain) -> str | None:
     return None
 
 
+def explain_format_conflict(chain: Chain) -> str | None:
+    """Return the reason why the boxes of a batch may not have one format after a chain; None if they have."""
+    for transform in (transform for line in chain.lines for transform in line.transforms):
+        if transform.children and any(outline.kind is Reformat for outline in transform.outline):
+            return (
+                "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images, but all "
+                "boxes of a batch have one format; put it outside"
+            )
+    return None
+
+
 def check_visibility(structure: Structure, leaves: Sequence[object], targets: Mapping[int, Target]) -> None:
     """Raise a ValueError if the visibility next to keypoints with pairs, whose entries are exchanged with the points,
     does not match the keypoints."""
+    pairs: dict[int, Any] = {}
     for leaf, target in targets.items():
         if isinstance(target, Keypoints) and target.pairs:
             sibling = find_sibling(structure, leaf, "visibility")
@@ -82,6 +96,11 @@ def check_visibility(structure: Structure, leaves: Sequence[object], targets: Ma
                 raise ValueError(
                     f"the visibility next to Keypoints(pairs=…) of shape {target.array.shape} must be an array or "
                     f"tensor of shape {expected}, so that its entries are exchanged with the points, got {actual}"
+                )
+            if sibling is not None and pairs.setdefault(sibling[0], target.pairs) != target.pairs:
+                raise ValueError(
+                    "the visibility next to two Keypoints with different pairs= cannot be exchanged with both; put "
+                    "each Keypoints into a separate dict with its visibility"
                 )
 
 

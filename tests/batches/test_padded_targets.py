@@ -105,6 +105,47 @@ def test_keypoints_without_valid_are_returned_as_a_tensor_beside_padded_boxes():
     assert moved["keypoints"].tolist() == [[[[54, 1]] * 3]] * 2
 
 
+@pytest.mark.parametrize("chain", [CHAINS["sanitized"], CHAINS["converted"]], ids=["sanitized", "converted"])
+@pytest.mark.filterwarnings("ignore:.*lie outside their image")
+def test_padded_targets_with_different_draws_equal_targets_in_lists(chain):
+    images, first, second = image_batch(COUNT), make_padded(COUNT), make_padded(COUNT, "xywh")
+    draws = {f'batch["{name}"]["{key}"]': int(name == "b") for name in "ab" for key in ("image", "boxes", "points")}
+    augment = gl.Augment(chain, draws=draws, ragged="list")
+    padded = augment({"a": {"image": images, **first}, "b": {"image": images, **second}}, positions=range(COUNT))
+    lists = augment(
+        {
+            name: {"image": images, **{key: [target[key] for target in as_lists(targets)] for key in targets}}
+            for name, targets in (("a", first), ("b", second))
+        },
+        positions=range(COUNT),
+    )
+    for name in "ab":
+        assert all(map(torch.equal, padded[name]["image"], lists[name]["image"]))
+        rows = zip(*(lists[name][key] for key in first), strict=True)
+        assert_equal_targets(padded[name], [dict(zip(first, row, strict=True)) for row in rows])
+    assert not all(map(torch.equal, padded["a"]["image"], padded["b"]["image"]))
+
+
+def test_mask_with_draws_of_its_own_follows_the_image_with_these_draws():
+    pixels = torch.randint(0, 255, (COUNT, 3, 40, 56), dtype=torch.uint8)
+    batch = {"anchor": pixels, "positive": pixels, "mask": gl.Mask(pixels[:, 0], draws=1)}
+    augment = gl.Augment([T.RandomHorizontalFlip(), T.RandomCrop(30)], draws={"positive": 1})
+    moved = augment(batch)
+    assert torch.equal(moved["mask"], moved["positive"][:, 0])
+    assert not torch.equal(moved["mask"], moved["anchor"][:, 0])
+
+
+def test_padded_targets_without_any_box_or_keypoint_are_moved():
+    boxes = gl.Boxes(torch.zeros(2, 0, 4, dtype=torch.int64))
+    points = gl.Keypoints(torch.zeros(2, 0, 3, 2), pairs=[(0, 1)], valid=[0, 0])
+    batch = {"boxes": boxes, "labels": torch.zeros(2, 0), "points": points}
+    chain = [T.RandomHorizontalFlip(1.0), T.RandomRotation(30), T.ElasticTransform(), T.SanitizeBoundingBoxes()]
+    _, moved = gl.Augment(chain)(image_batch(2), batch)
+    assert (moved["boxes"].array.shape, moved["boxes"].array.dtype) == ((2, 0, 4), torch.int64)
+    assert (moved["boxes"].valid.shape, moved["points"].valid.shape) == ((2, 0), (2, 0))
+    assert moved["points"].array.shape == (2, 0, 3, 2)
+
+
 class Shift(T.Custom):
     moves_pixels = True
 

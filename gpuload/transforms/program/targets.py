@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ __all__ = [
     "Motion",
     "SampleTargets",
     "apply_records",
+    "final_format",
     "motion_of",
     "move_boxes",
     "move_points",
@@ -93,20 +93,19 @@ class Motion:
             with axes between these two, so that it broadcasts against the points of its image.
         changes: bool (n,), whether the record changes the targets of each image.
         mirrors: bool (n,), whether it mirrors each image.
-        displace: for `Elastic`, moves points by the displacement of the pixels that a function (ceil or trunc) selects.
+        displace: moves points by an `Elastic` record, see `gpuload.transforms.program.fields.displace`.
     """
 
     record: Record
     arrays: dict[str, Any]
     changes: np.ndarray
     mirrors: np.ndarray
-    displace: Callable[[Any, Any], Any] | None = None
+    displace: Callable[..., Any] = displace
 
     def at(self, i: int) -> Motion:
         """Return the parameters for the i-th image of the record."""
         arrays = {name: array[i] for name, array in self.arrays.items()}
-        displace_points = partial(displace, self.record, i) if isinstance(self.record, Elastic) else None
-        return Motion(self.record, arrays, self.changes[i], self.mirrors[i], displace_points)
+        return Motion(self.record, arrays, self.changes[i], self.mirrors[i])
 
 
 def motion_of(record: Record) -> Motion:
@@ -136,6 +135,8 @@ def motion_of(record: Record) -> Motion:
                 "factor_xy": np.where(is_scaled, new_size[:, ::-1], 1),
                 "divisor_xy": np.where(is_scaled, old_size[:, ::-1], 1).astype(np.float64),
             }
+        case Elastic():
+            arrays["keys"] = record.keys.astype(np.int64)
         case Warp():
             a, b, c, d, e, f, g, h = record.coefficients.T
             # The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels.
@@ -147,6 +148,12 @@ def motion_of(record: Record) -> Motion:
             changes = record.warped
             mirrors = changes & (a * terms[0] + b * terms[3] + c * terms[6] < 0)
     return Motion(record, arrays, changes, mirrors)
+
+
+def final_format(records: Iterable[Record]) -> str | None:
+    """Return the format to which the records convert all boxes; None if they do not convert them."""
+    formats = [record.format for record in records if isinstance(record, Reformat)]
+    return formats[-1] if formats else None
 
 
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -294,8 +301,8 @@ def _scale(motion: Motion, points: Any) -> Any:
 def _move_freely(motion: Motion, points: Any, to_pixels: Any) -> Any:
     """Move points (…, 2) by a warp, whose coefficients map output coordinates to input coordinates, or by an elastic
     deformation. Every operation here is rounded as IEEE 754 specifies."""
-    if motion.displace is not None:
-        return motion.displace(points, to_pixels)
+    if isinstance(motion.record, Elastic):
+        return motion.displace(motion.record, points, motion.arrays["keys"], motion.arrays["size_xy"], to_pixels)
     terms = motion.arrays["terms"]
     x, y = (cast(points[..., axis], "float64") for axis in (0, 1))
     across, down, scale = (terms[..., k] * x + terms[..., k + 1] * y + terms[..., k + 2] for k in (0, 3, 6))
