@@ -247,7 +247,7 @@ class Outline:
     leaves: list[list[Any]]
 
 
-def outline_of(columns: Columns, *, pads_boxes: bool = False) -> Outline:
+def outline_of(columns: Columns, *, pads_boxes: bool) -> Outline:
     """Return the outline of a batch. With `pads_boxes`, containers with boxes do not become groups.
 
     Raises:
@@ -323,28 +323,14 @@ def _fold(node: Structure, start: int, kinds: dict[int, LeafKind], leaves: list[
     return container, cls, keys, tuple([_fold(child, leaf, kinds, leaves) for child, leaf in located])
 
 
-def collate(
-    finished: FinishedColumns,
-    outline: Outline,
-    *,
-    ragged: str,
-    pad_to: int | None,
-    to_device: ToDevice,
-    pads_boxes: bool = False,
-) -> Any:
-    """Build the batch.
-
-    Args:
-        finished, outline: the finished columns of the batch, and its outline.
-        ragged, pad_to: how masks of different sizes are collated, as for images.
-        to_device: moves a tensor to the device.
-        pads_boxes: whether boxes, and the values with an entry for each box, are padded to tensors.
+def collate(finished: FinishedColumns, outline: Outline, options: BatchOptions, to_device: ToDevice) -> Any:
+    """Build the batch from its finished columns and its outline. `to_device` moves a tensor to the device.
 
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
-    columns = finished.columns
-    lengths = _pad_entries(finished, outline, ragged) if pads_boxes else {}
+    columns, ragged = finished.columns, options.ragged
+    lengths = _pad_entries(finished, outline, ragged) if options.boxes == "padded" else {}
     collated: dict[int, Any] = {}
     for number, (leaves, (kind, image_index)) in enumerate(zip(outline.leaves, outline.kinds, strict=True)):
         if kind == "group":
@@ -363,23 +349,18 @@ def collate(
             if kind == "column":
                 views = [_stack_points(view, leaves, columns, is_padded=number in lengths) for view in views]
                 if number in lengths:
-                    valid = np.arange(max(lengths[number])) < np.array(lengths[number])[:, None]
-                    views = [(view, torch.from_numpy(valid)) for view in views]
+                    is_valid = np.arange(max(lengths[number])) < np.array(lengths[number])[:, None]
+                    make_target = partial(_make_target, columns, leaves, to_device(torch.from_numpy(is_valid)))
+                    views = list(map(make_target, map(to_device, views), finished.first_programs))
             elif kind == "mask":
                 names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-                views = [stack_masks(view, names, ragged, pad_to) for view in views]
+                views = [stack_masks(view, names, ragged, options.pad_to) for view in views]
             collated[number] = finished.combine_views(views)
     collated = move_merged(collated, to_device)
     for number, kind in enumerate(outline.kinds):
         if kind == GROUP:
             groups = zip(outline.leaves[number], collated[number], strict=True)
             collated[number] = [unflatten(group.node, entries) for group, entries in groups]
-        elif kind == COLUMN and number in lengths:
-            views = collated[number] if finished.has_views else [collated[number]]
-            make_target: Any = partial(_make_target, outline.leaves[number], columns)
-            collated[number] = finished.combine_views(
-                [make_target(*view, program) for view, program in zip(views, finished.first_programs, strict=True)]
-            )
     numbers = itertools.count()
 
     def collate_leaf(container_kind: str) -> Any:
@@ -441,7 +422,7 @@ def _pad_rows(tensors: Sequence[torch.Tensor], length: int) -> list[torch.Tensor
 
 
 def _make_target(
-    leaves: Sequence[int], columns: Columns, array: torch.Tensor, valid: torch.Tensor, program: Program
+    columns: Columns, leaves: Sequence[int], valid: torch.Tensor, array: torch.Tensor, program: Program
 ) -> Boxes | Keypoints:
     """Return padded boxes or keypoints.
 

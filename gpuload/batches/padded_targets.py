@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import FinishedColumns
-from gpuload.batches.targets import exchange_order, visibilities_of
+from gpuload.batches.targets import exchange, visibilities_of
 from gpuload.datasets.sample import Boxes, Keypoints, from_xyxy, to_xyxy, with_values
 from gpuload.datasets.tree import dtype_of
 from gpuload.stage.device import upload, upload_arrays
@@ -43,24 +43,19 @@ PIECE = 1 << 20  # the number of noise values that are computed together, each o
 
 def check_padded(chain: Chain, values: Sequence[Any]) -> None:
     """Raise a ValueError if a chain cannot transform the padded boxes or keypoints among the values of a batch."""
-    remedy = (
-        "; remove {0}, use it in the Loader that makes the batch, or pass a list with the {1} of each image on the CPU"
-    )
     lines = [transform for line in chain.lines for transform in line.transforms]
-    if chain.reads_boxes or chain.is_combining:
-        name = next((type(transform).__name__ for transform in lines if transform.reads_boxes), chain.group[0])
-        needs = "draws its crop from the boxes" if chain.reads_boxes else "moves boxes from image to image"
+    needs = {type(transform).__name__: "draws its crop from the boxes" for transform in lines if transform.reads_boxes}
+    if chain.is_combining:
+        needs[chain.group[0]] = "moves boxes from image to image"
+    for method, cls in (("apply_boxes", Boxes), ("apply_keypoints", Keypoints)):
+        if any(isinstance(value, cls) for value in values):
+            needs |= {f"{call.display_name}.{method}": "gets arrays" for call in chain.calls if call.has(method)}
+    for name, need in needs.items():
         raise ValueError(
-            f"{name} {needs} on the CPU, but boxes and keypoints of a batch, such as Boxes(N×M×4), are transformed on "
-            "the device without waiting for it" + remedy.format(name, "boxes")
+            f"{name} {need} on the CPU, but boxes and keypoints of a batch, such as Boxes(N×M×4), are transformed on "
+            f"the device without waiting for it; remove {name.partition('.')[0]}, use it in the Loader that makes the "
+            "batch, or pass a list with the boxes or keypoints of each image on the CPU"
         )
-    for call in chain.calls:
-        for method, cls, noun in (("apply_boxes", Boxes, "boxes"), ("apply_keypoints", Keypoints, "keypoints")):
-            if call.has(method) and any(isinstance(value, cls) for value in values):
-                raise ValueError(
-                    f"{call.display_name}.{method} gets NumPy arrays, but {noun} of a batch are transformed on the "
-                    "device without waiting for it" + remedy.format(call.display_name, noun)
-                )
     if (conflict := explain_format_conflict(chain)) is not None:
         raise ValueError(conflict)
     drops_points = any(transform.drops_points for transform in lines)
@@ -142,8 +137,8 @@ def _exchange_pairs(values: torch.Tensor, target: Keypoints, is_mirrored: np.nda
     """Exchange the entries of a target's `pairs`, along the axis of its points, where `is_mirrored`, bool (N,)."""
     if not target.pairs or not is_mirrored.any():
         return values
-    order, mirrored = upload_arrays([exchange_order(target), is_mirrored[:, None]], values.device)
-    return torch.where(_broadcast(mirrored, values), values.index_select(target.array.ndim - 2, order), values)
+    mirrored = upload(is_mirrored[:, None], values.device)
+    return torch.where(_broadcast(mirrored, values), exchange(values, target, True), values)
 
 
 def _spread(motion: Motion, count: int) -> Motion:

@@ -26,7 +26,6 @@ from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 __all__ = [
     "exchange",
-    "exchange_order",
     "restore_targets",
     "sample_targets_of",
     "select_rows",
@@ -118,20 +117,13 @@ def visibilities_of(structure: Structure, targets: Mapping[int, Boxes | Keypoint
     return {sibling[0]: keypoints[leaf] for leaf, sibling in siblings.items() if sibling is not None}
 
 
-def exchange_order(target: Keypoints) -> np.ndarray:
-    """Return the index of the point that takes the place of each of the K points in a mirrored image, int64 (K,)."""
-    order = np.arange(target.array.shape[-2])
-    for left, right in target.pairs or ():
-        order[[left, right]] = right, left
-    return order
-
-
 def exchange(values: Any, target: Keypoints, is_mirrored: bool) -> Any:
-    """Exchange the entries of a sample's points, or of their visibility, by the `pairs` of keypoints if the image is
-    mirrored."""
+    """Exchange the entries of points, or of their visibility, by the `pairs` of keypoints if the image is mirrored."""
     if not (is_mirrored and target.pairs):
         return values
-    order, axis = exchange_order(target), target.array.ndim - 2
+    order, axis = np.arange(target.array.shape[-2]), target.array.ndim - 2
+    for left, right in target.pairs:
+        order[[left, right]] = right, left
     if isinstance(values, torch.Tensor):
         return values.index_select(axis, upload(order, values.device))
     return np.take(values, order, axis)

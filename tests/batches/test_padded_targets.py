@@ -165,10 +165,11 @@ PAIRED = {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 4)}
         ([T.RandomIoUCrop()], PAIRED,
          "RandomIoUCrop draws its crop from the boxes on the CPU, but boxes and keypoints of a batch, such as "
          "Boxes(N×M×4), are transformed on the device without waiting for it; remove RandomIoUCrop, use it in the "
-         "Loader that makes the batch, or pass a list with the boxes of each image on the CPU"),
+         "Loader that makes the batch, or pass a list with the boxes or keypoints of each image on the CPU"),
         ([T.Mosaic(20)], PAIRED, "Mosaic moves boxes from image to image on the CPU"),
         ([T.CopyPaste()], PAIRED, "CopyPaste moves boxes from image to image on the CPU"),
-        ([Shift()], PAIRED, "Shift.apply_boxes gets NumPy arrays, but boxes of a batch are transformed on the device"),
+        ([Shift()], PAIRED, "Shift.apply_boxes gets arrays on the CPU, but boxes and keypoints of a batch, such as"),
+        ([Shift()], PAIRED, "waiting for it; remove Shift, use it in the Loader that makes the batch, or pass"),
         ([T.SanitizeKeyPoints()], {**PAIRED, "points": gl.Keypoints(torch.ones(4, 2, 2))},
          "pass Keypoints(N×M×…×2, valid=…), such as valid=torch.ones(N, M, dtype=torch.bool)"),
         ([T.RandomApply([T.ConvertBoundingBoxFormat("xywh")])], PAIRED,

@@ -53,9 +53,9 @@ def as_lists(targets: dict[str, Any]) -> list[dict[str, Any]]:
     boxes, labels, points = (targets[name] for name in ("boxes", "labels", "points"))
     return [
         {
-            "boxes": gl.Boxes(boxes.array[row][:length].cpu().numpy(), boxes.format),
+            "boxes": gl.Boxes(torch.as_tensor(boxes.array[row][:length]).cpu().numpy(), boxes.format),
             "labels": labels[row][:length].cpu(),
-            "points": gl.Keypoints(points.array[row][:length].cpu().numpy()),
+            "points": gl.Keypoints(torch.as_tensor(points.array[row][:length]).cpu().numpy()),
         }
         for row, length in enumerate(LENGTHS[: len(labels)])
     ]
