@@ -397,7 +397,7 @@ def _pad_entries(finished: FinishedColumns, outline: Outline, ragged: str) -> di
         if lengths not in boxes_lengths:
             continue
         padded[number] = lengths
-        views = [_pad_rows([*map(torch.as_tensor, view)], max(lengths)) for view in views]
+        views = [_pad_rows(convert_arrays(view, partial(finished.columns.name, 0)), max(lengths)) for view in views]
         for row, (leaf, *entries) in enumerate(zip(outline.leaves[number], *views, strict=True)):
             finished.cells[leaf][row] = entries if has_views else entries[0]
     return padded

@@ -1,7 +1,7 @@
 """Transforming the boxes and keypoints of a batch on its device, in padded form: N×M×4 boxes and N×M×…×2 keypoints.
 
 This module runs in the caller's process, on the current stream. The formulas are those of
-`gpuload.transforms.program.targets`, which the host applies to one sample after the other. All parameters are copied to
+`gpuload.transforms.program.targets`, which the host applies to the targets of each sample. All parameters are copied to
 the device together, and the host never waits: boxes and keypoints that are dropped stay in place, and become invalid.
 """
 
@@ -125,7 +125,9 @@ def _apply(motions: Sequence[Motion], target: Boxes | Keypoints, points: torch.T
     for motion in motions:
         placed = _broadcast_motion(motion, points)
         if isinstance(motion.record, Tidy if is_boxes else TidyPoints):
-            is_valid = valid_boxes(placed, points) if is_boxes else valid_points(placed, points, 2)
+            is_valid = valid_boxes(placed, points) if is_boxes else valid_points(placed, points)
+            while is_valid.dim() > 2:  # a group of keypoints
+                is_valid = is_valid.all(-1)
             valid = valid & (is_valid | ~motion.arrays["changes"])
             continue
         moved = move(placed, points)

@@ -37,6 +37,8 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
 
 def _weigh(keys: np.ndarray, indices: np.ndarray, weights: Sequence[np.ndarray]) -> np.ndarray:
     """Return weighted sums of the noise of one image; see `displace`."""
+    if not len(keys):
+        return np.zeros(0)
     counters = np.zeros((indices.size, 4), np.uint32)
     counters[:, 0] = (indices // 4).ravel()
     words = philox.philox4x32(counters, Key(*keys[0].tolist()))[np.arange(indices.size), (indices % 4).ravel()]
