@@ -131,7 +131,8 @@ def _apply(motions: Sequence[Motion], target: Boxes | Keypoints, points: torch.T
             valid = valid & (is_valid | ~motion.arrays["changes"])
             continue
         moved = move(placed, points)
-        points = moved if motion.changes.all() else torch.where(placed.arrays["changes"], moved, points)
+        is_complete = moved is points or motion.changes.all()
+        points = moved if is_complete else torch.where(placed.arrays["changes"], moved, points)
     return points, valid
 
 

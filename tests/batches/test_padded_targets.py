@@ -135,11 +135,21 @@ def test_mask_with_draws_of_its_own_follows_the_image_with_these_draws():
     assert not torch.equal(moved["mask"], moved["anchor"][:, 0])
 
 
-def test_padded_targets_without_any_box_or_keypoint_are_moved():
+def test_padded_targets_may_be_read_only_and_have_negative_strides():
+    points_yx = np.ones((2, 1, 3, 2)) * [20, 10]
+    points = gl.Keypoints(points_yx[..., ::-1], valid=[1, 1])
+    boxes = gl.Boxes(np.broadcast_to(np.float32([1, 2, 3, 4]), (2, 1, 4)))
+    _, moved = gl.Augment([T.CenterCrop((40, 50))])(image_batch(2), {"boxes": boxes, "points": points})
+    assert moved["points"].array.tolist() == [[[[7, 20]] * 3]] * 2
+    assert moved["boxes"].array.tolist() == [[[0, 2, 0, 4]]] * 2
+
+
+@pytest.mark.parametrize("sanitize", [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints()])
+def test_padded_targets_without_any_box_or_keypoint_are_moved(sanitize):
     boxes = gl.Boxes(torch.zeros(2, 0, 4, dtype=torch.int64))
     points = gl.Keypoints(torch.zeros(2, 0, 3, 2), pairs=[(0, 1)], valid=[0, 0])
     batch = {"boxes": boxes, "labels": torch.zeros(2, 0), "points": points}
-    chain = [T.RandomHorizontalFlip(1.0), T.RandomRotation(30), T.ElasticTransform(), T.SanitizeBoundingBoxes()]
+    chain = [T.RandomHorizontalFlip(1.0), T.RandomRotation(30), T.ElasticTransform(), sanitize]
     _, moved = gl.Augment(chain)(image_batch(2), batch)
     assert (moved["boxes"].array.shape, moved["boxes"].array.dtype) == ((2, 0, 4), torch.int64)
     assert (moved["boxes"].valid.shape, moved["points"].valid.shape) == ((2, 0), (2, 0))
