@@ -499,7 +499,7 @@ def _to_device(value: object, device: torch.device, *, pins_memory: bool = False
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
     the memory is page-locked; with `pins_memory`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.require(value, requirements="CW"))  # torch has no negative strides
+        value = torch.from_numpy(np.require(value, requirements=["C", "W"]))  # torch has no negative strides
     if not isinstance(value, torch.Tensor):
         return value
     if value.device != device:

@@ -129,7 +129,6 @@ class FinishedColumns:
         has_views: whether a `MultiView` makes several views of each image.
         programs: the random parameters, for each of `Columns.images` and each view; empty if a worker planned the
             batch.
-        draws: the `draws` of the first images, or of all images if the columns are from `parts`.
         pairing: how the samples are mixed; None if they are not.
         images: the results of the stage, for each of `Columns.images` and each view.
         cells: the leaves that were finished one by one, keyed by leaf and row.
@@ -142,7 +141,6 @@ class FinishedColumns:
     columns: Columns
     has_views: bool = False
     programs: Sequence[Sequence[Program]] = ()
-    draws: int = 0
     pairing: Pairing | None = None
     images: list[list[Any]] = field(default_factory=list)
     cells: defaultdict[int, dict[int, Any]] = field(default_factory=partial(defaultdict, dict))
@@ -154,10 +152,7 @@ class FinishedColumns:
         programs: dict[int, list[Any]] = {}
         for images, views in zip(self.columns.images, self.programs, strict=True):
             programs.setdefault(images.draws[0], []).append(views)
-        return [
-            replace(self, columns=self.columns.with_draws(draws), programs=programs[draws], draws=draws)
-            for draws in programs
-        ]
+        return [replace(self, columns=self.columns.with_draws(draws), programs=programs[draws]) for draws in programs]
 
     @property
     def first_programs(self) -> Sequence[Program]:

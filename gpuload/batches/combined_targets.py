@@ -65,7 +65,7 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
             f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
             "missing targets"
         )
-    fields = set(columns.fields[0].get(finished.draws, ())) if columns.fields else set()
+    fields = set(columns.fields_of(0))
     points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
     keypoints = {leaf: values[0] for leaf, values in points.items() if isinstance(values[0], Keypoints)}
     ownership = [leaf in fields for leaf in keypoints]  # whether keypoints belong to boxes

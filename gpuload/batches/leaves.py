@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gpuload.datasets.recognise import MASK_NAME, with_draws
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, is_batch_form
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, is_batch_form, with_values
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
@@ -91,13 +91,10 @@ class Leaf:
         return None if is_list else self.value
 
     def sample_entry(self, row: int, count: int) -> Any:
-        """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become
-        placeholders of the same height and width."""
-        if self.is_padded:  # on the CPU, zeros stand for the values, which may be on a device
-            zeros, target = np.zeros(tuple(self.value.array.shape[1:]), np.float32), self.value
-            if isinstance(target, Boxes):
-                return Boxes(zeros, target.format, target.canvas_hw)
-            return Keypoints(zeros, pairs=target.pairs)
+        """Return the entry of one image as a dataset would return it. Pixels and padded targets, which may be on a
+        device, become placeholders of the same shape."""
+        if self.is_padded:
+            return with_values(self.value, array=np.zeros(tuple(self.value.array.shape[1:]), np.float32), valid=None)
         value = self.entry(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")

@@ -72,10 +72,9 @@ def transform_padded(finished: FinishedColumns) -> None:
     tensors."""
     columns, views = finished.columns, []
     targets: dict[int, Any] = {leaf: finished.padded[leaf] for leaf in columns.points}
-    fields = columns.fields[0].get(finished.draws, ()) if columns.fields else ()
     visibilities = visibilities_of(columns.structure(0), targets)
     for program in finished.first_programs:
-        view, is_mirrored = _move(program, targets, fields)
+        view, is_mirrored = _move(program, targets, columns.fields_of(0))
         for leaf, target in visibilities.items():
             view[leaf] = _exchange_pairs(torch.as_tensor(finished.padded[leaf]), target, is_mirrored)
         views.append(view)

@@ -7,7 +7,7 @@ dropped boxes are removed from the leaves that the worker identified (`gpuload.w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from gpuload.batches.collate import FinishedColumns
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
 from gpuload.datasets.tree import Structure, find_sibling
-from gpuload.ring.columns import Columns, ImageColumn, entry
+from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.masks import MaskStage
@@ -86,23 +86,19 @@ def _move_points(finished: FinishedColumns) -> None:
             value = finished.cell(row, leaf)
             entries = [exchange(value, target, sample.is_mirrored) for sample in samples]
             cells[leaf][row] = finished.combine_views(entries)
-        if columns.fields and not finished.has_views:
-            fields = entry(columns.fields, row).get(finished.draws, ())
-            remaining = _remaining_entries(columns, fields, row, samples[0])
-            selections += [(row, leaf, entries) for leaf, entries in remaining]
+        if not finished.has_views:
+            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
     values = select_rows((finished.cell(row, leaf), entries) for row, leaf, entries in selections)
     for (row, leaf, _), value in zip(selections, values, strict=True):
         finished.full_columns.pop(leaf, None)
         cells[leaf][row] = value
 
 
-def _remaining_entries(
-    columns: Columns, fields: Sequence[int], row: int, sample_targets: SampleTargets
-) -> Iterator[tuple[int, np.ndarray]]:
-    """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them (in `fields`), and the indices
-    of its remaining entries."""
+def _remaining_entries(columns: Columns, row: int, sample_targets: SampleTargets) -> Iterator[tuple[int, np.ndarray]]:
+    """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them, and the indices of its
+    remaining entries."""
     valid = None if sample_targets.valid is None else np.flatnonzero(sample_targets.valid)
-    for leaf in fields:
+    for leaf in columns.fields_of(row):
         leaf, remaining = (leaf, sample_targets.kept_indices) if leaf >= 0 else (~leaf, valid)
         column = columns.points.get(leaf)
         if remaining is not None and (column is None or not isinstance(column.get(row), Boxes)):

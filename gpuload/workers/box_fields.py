@@ -86,7 +86,7 @@ def explain_format_conflict(chain: Chain) -> str | None:
 def check_visibility(structure: Structure, leaves: Sequence[object], targets: Mapping[int, Target]) -> None:
     """Raise a ValueError if the visibility next to keypoints with pairs, whose entries are exchanged with the points,
     does not match the keypoints."""
-    pairs: dict[int, Any] = {}
+    exchanges: dict[int, Any] = {}
     for leaf, target in targets.items():
         if isinstance(target, Keypoints) and target.pairs:
             sibling = find_sibling(structure, leaf, "visibility")
@@ -97,10 +97,11 @@ def check_visibility(structure: Structure, leaves: Sequence[object], targets: Ma
                     f"the visibility next to Keypoints(pairs=…) of shape {target.array.shape} must be an array or "
                     f"tensor of shape {expected}, so that its entries are exchanged with the points, got {actual}"
                 )
-            if sibling is not None and pairs.setdefault(sibling[0], target.pairs) != target.pairs:
+            exchange = target.pairs, target.draws or 0
+            if sibling is not None and exchanges.setdefault(sibling[0], exchange) != exchange:
                 raise ValueError(
-                    "the visibility next to two Keypoints with different pairs= cannot be exchanged with both; put "
-                    "each Keypoints into a separate dict with its visibility"
+                    "the visibility next to two Keypoints with different pairs= or draws= cannot be exchanged with "
+                    "both; put each Keypoints into a separate dict with its visibility"
                 )
 
 

@@ -204,7 +204,10 @@ def test_keypoints_refuse_invalid_pairs(make, error, text):
          "so that its entries are exchanged with the points, got a list"),
         (lambda i: (image(), {"k": gl.Keypoints(points_of(i), pairs=PAIRS), "visibility": np.zeros(5),
                               "l": gl.Keypoints(points_of(i), pairs=[(1, 2)])}), [],
-         "the visibility next to two Keypoints with different pairs= cannot be exchanged with both; put"),
+         "the visibility next to two Keypoints with different pairs= or draws= cannot be exchanged with both"),
+        (lambda i: (image(), gl.Image(pixels(), draws=1), {
+            "k": gl.Keypoints(points_of(i), pairs=PAIRS), "visibility": np.zeros(5),
+            "l": gl.Keypoints(points_of(i), pairs=PAIRS, draws=1)}), [], "or draws= cannot be exchanged with both; put"),
         (pose, [T.SanitizeKeyPoints()], "but pairs= gives each point a fixed index; pass keypoints of shape (n, K, 2)"),
         (lambda i: (image(), gl.Keypoints(points_of(i)[i:], pairs=())), [],
          "keypoints with pairs=, are stacked, but sample[1] of sample 0 is float32 tensor 5×2, and sample[1] of"),
