@@ -207,7 +207,8 @@ def test_keypoints_refuse_invalid_pairs(make, error, text):
          "the visibility next to two Keypoints with different pairs= or draws= cannot be exchanged with both"),
         (lambda i: (image(), gl.Image(pixels(), draws=1), {
             "k": gl.Keypoints(points_of(i), pairs=PAIRS), "visibility": np.zeros(5),
-            "l": gl.Keypoints(points_of(i), pairs=PAIRS, draws=1)}), [], "or draws= cannot be exchanged with both; put"),
+            "l": gl.Keypoints(points_of(i), pairs=PAIRS, draws=1)}), [],
+         "or draws= cannot be exchanged with both; put each Keypoints into a separate dict"),
         (pose, [T.SanitizeKeyPoints()], "but pairs= gives each point a fixed index; pass keypoints of shape (n, K, 2)"),
         (lambda i: (image(), gl.Keypoints(points_of(i)[i:], pairs=())), [],
          "keypoints with pairs=, are stacked, but sample[1] of sample 0 is float32 tensor 5×2, and sample[1] of"),
