@@ -40,7 +40,7 @@ from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
 from gpuload.transforms.convert import LEVELS_PER_UNIT, Window, converts_on_entry, window_of
 from gpuload.transforms.varying import BucketSize, ByBatch
-from gpuload.workers.box_fields import box_droppers
+from gpuload.workers.box_fields import box_droppers, leaf_transforms
 from gpuload.workers.job import Job
 from gpuload.workers.sample import SampleReader, make_columns
 
@@ -151,6 +151,7 @@ class Augment(torch.nn.Module):
         convert = _to_levels if converts_on_entry(chain) else _widen_floats
         self._convert: Any = convert if self._window is None else self._window.levels
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
+        self._drops_points = any(transform.drops_points for transform in leaf_transforms(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._compiled: dict[torch.device, BatchTransform] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
@@ -309,7 +310,7 @@ class Augment(torch.nn.Module):
     def _augment_tree(self, tree: BatchTree, spec: BatchSpec, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
         sources = [_Images(leaf, device, self._convert, has_siblings=len(tree.images) > 1) for leaf in tree.images]
-        padded = [_move_target(value, device) for value in tree.padded]
+        padded = [_move_target(value, device, self._drops_points) for value in tree.padded]
         if padded:
             check_padded(self._chain, padded)
         columns = self._read_columns(tree, sources, spec.positions, is_padded=bool(padded))
@@ -508,11 +509,14 @@ def _to_device(value: object, device: torch.device, *, pins_memory: bool = False
     return value.detach().as_subclass(torch.Tensor)
 
 
-def _move_target(value: Any, device: torch.device) -> Any:
-    """Return boxes or keypoints with their tensors on the device; anything else unchanged."""
+def _move_target(value: Any, device: torch.device, drops_points: bool) -> Any:
+    """Return padded boxes or keypoints with their tensors on the device; anything else unchanged. Boxes get a `valid`,
+    and keypoints if they can be dropped."""
     if not isinstance(value, Boxes | Keypoints):
         return value
     array, valid = (_to_device(part, device, pins_memory=True) for part in (value.array, value.valid))
+    if valid is None and (drops_points or isinstance(value, Boxes)):
+        valid = torch.ones(array.shape[:2], dtype=torch.bool, device=device)
     return with_values(value, array=array, valid=valid)
 
 

@@ -34,7 +34,7 @@ from gpuload.transforms.program.targets import (
     valid_boxes,
     valid_points,
 )
-from gpuload.workers.box_fields import explain_format_conflict
+from gpuload.workers.box_fields import explain_format_conflict, leaf_transforms
 
 __all__ = ["check_padded", "transform_padded"]
 
@@ -43,8 +43,8 @@ PIECE = 1 << 20  # the number of noise values that are computed together, each o
 
 def check_padded(chain: Chain, values: Sequence[Any]) -> None:
     """Raise a ValueError if a chain cannot transform the padded boxes or keypoints among the values of a batch."""
-    lines = [transform for line in chain.lines for transform in line.transforms]
-    needs = {type(transform).__name__: "draws its crop from the boxes" for transform in lines if transform.reads_boxes}
+    readers = [type(transform).__name__ for transform in leaf_transforms(chain) if transform.reads_boxes]
+    needs = dict.fromkeys(readers, "draws its crop from the boxes")
     if chain.is_combining:
         needs[chain.group[0]] = "moves boxes from image to image"
     for method, cls in (("apply_boxes", Boxes), ("apply_keypoints", Keypoints)):
@@ -58,12 +58,6 @@ def check_padded(chain: Chain, values: Sequence[Any]) -> None:
         )
     if (conflict := explain_format_conflict(chain)) is not None:
         raise ValueError(conflict)
-    drops_points = any(transform.drops_points for transform in lines)
-    if drops_points and any(isinstance(value, Keypoints) and value.valid is None for value in values):
-        raise ValueError(
-            "SanitizeKeyPoints drops keypoints, which makes keypoints of a batch invalid, but these have no valid=; "
-            "pass Keypoints(N×M×…×2, valid=…), such as valid=torch.ones(N, M, dtype=torch.bool)"
-        )
 
 
 def transform_padded(finished: FinishedColumns) -> None:
@@ -117,10 +111,10 @@ def _move(
 
 
 def _apply(motions: Sequence[Motion], target: Boxes | Keypoints, points: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return points, or boxes as spans, N×M×2×2, after all records, and which of them are valid, bool (N, M)."""
+    """Return points, or boxes as spans, N×M×2×2, after all records, and which are valid, bool (N, M) or None."""
     is_boxes = isinstance(target, Boxes)
     move: Any = move_spans if is_boxes else move_points
-    valid = points.new_ones(points.shape[:2], dtype=torch.bool) if target.valid is None else target.valid
+    valid = target.valid
     for motion in motions:
         placed = _broadcast_motion(motion, points)
         if isinstance(motion.record, Tidy if is_boxes else TidyPoints):

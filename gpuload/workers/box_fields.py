@@ -31,6 +31,7 @@ __all__ = [
     "explain_target_conflict",
     "find_fields",
     "format_size",
+    "leaf_transforms",
     "mask_mismatch",
     "size_warning",
     "unit_warning",
@@ -44,13 +45,13 @@ COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names for values per o
 
 def box_droppers(chain: Chain) -> list[Any]:
     """Return the transforms of a chain that drop boxes, in written order."""
-    droppers = {id(transform): transform for transform in _leaf_transforms(chain) if transform.drops_boxes}
+    droppers = {id(transform): transform for transform in leaf_transforms(chain) if transform.drops_boxes}
     return list(droppers.values())
 
 
 def explain_target_conflict(chain: Chain) -> str | None:
     """Return the reason why a chain cannot be applied to samples with targets; None if it can."""
-    for transform in _leaf_transforms(chain):
+    for transform in leaf_transforms(chain):
         name = type(transform).__name__
         if transform.image_only:
             return (
@@ -124,7 +125,7 @@ def find_fields(
             match.
     """
     droppers = box_droppers(chain)
-    point_droppers = [transform for transform in _leaf_transforms(chain) if transform.drops_points]
+    point_droppers = [transform for transform in leaf_transforms(chain) if transform.drops_points]
     others = {leaf: target for leaf, target in targets.items() if (target.draws or 0) != draws}
     if len(others) == len(targets) > 0 and not (chain.reads_boxes or chain.is_combining):
         return ()  # there is nothing to drop
@@ -544,7 +545,7 @@ def _list_entries(node: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _leaf_transforms(chain: Chain) -> Iterator[Transform]:
+def leaf_transforms(chain: Chain) -> Iterator[Transform]:
     """Yield the transforms of a chain that contain no other transforms, in written order."""
     stack = [transform for line in chain.lines for transform in line.transforms][::-1]
     while stack:

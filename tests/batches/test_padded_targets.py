@@ -156,6 +156,15 @@ def test_padded_targets_without_any_box_or_keypoint_are_moved(sanitize):
     assert moved["points"].array.shape == (2, 0, 3, 2)
 
 
+def test_keypoints_without_valid_get_one_from_a_transform_that_drops_them():
+    points = torch.tensor([[[3.0, 4], [99, 4]]] * 4)
+    batch = {"boxes": gl.Boxes([[[1, 1, 30, 30]]] * 4), "points": gl.Keypoints(points)}
+    _, moved = gl.Augment([T.SanitizeKeyPoints()])(image_batch(4), batch)
+    assert moved["points"].valid.tolist() == [[True, False]] * 4
+    _, moved = gl.Augment([T.RandomApply([T.SanitizeKeyPoints()], p=0.0)])(image_batch(4), batch)
+    assert moved["points"].valid.all()
+
+
 class Shift(T.Custom):
     moves_pixels = True
 
@@ -180,8 +189,7 @@ PAIRED = {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 4)}
         ([T.CopyPaste()], PAIRED, "CopyPaste moves boxes from image to image on the CPU"),
         ([Shift()], PAIRED, "Shift.apply_boxes gets arrays on the CPU, but boxes and keypoints of a batch, such as"),
         ([Shift()], PAIRED, "waiting for it; remove Shift, use it in the Loader that makes the batch, or pass"),
-        ([T.SanitizeKeyPoints()], {**PAIRED, "points": gl.Keypoints(torch.ones(4, 2, 2))},
-         "pass Keypoints(N×M×…×2, valid=…), such as valid=torch.ones(N, M, dtype=torch.bool)"),
+        ([T.RandomApply([T.RandomIoUCrop()])], PAIRED, "RandomIoUCrop draws its crop from the boxes on the CPU"),
         ([T.RandomApply([T.ConvertBoundingBoxFormat("xywh")])], PAIRED,
          "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images"),
         ([T.CenterCrop(9)], {**PAIRED, "points": [gl.Keypoints([[1, 2]])] * 4},

@@ -19,6 +19,7 @@ CHAINS = {
     "clamped": [T.RandomCrop(40, pad_if_needed=True), T.ClampBoundingBoxes(), T.ClampKeyPoints()],
     "sanitized": [T.RandomResizedCrop(30), T.SanitizeBoundingBoxes(min_size=5), T.RandomRotation(30)],
     "sanitized keypoints": [T.RandomCrop(30), T.SanitizeKeyPoints(), T.RandomHorizontalFlip()],
+    "keypoints of some images": [T.RandomApply([T.SanitizeKeyPoints()], p=0.5)],
     "sanitized twice": [
         T.SanitizeBoundingBoxes(min_area=60), T.RandomPerspective(p=0.5), T.SanitizeBoundingBoxes(min_size=3)
     ],
