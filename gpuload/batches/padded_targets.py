@@ -18,7 +18,6 @@ import torch
 from gpuload.batches.collate import FinishedColumns
 from gpuload.batches.targets import exchange, visibilities_of
 from gpuload.datasets.sample import Boxes, Keypoints, from_xyxy, to_xyxy, with_values
-from gpuload.datasets.tree import dtype_of
 from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.noise import philox_words
 from gpuload.transforms import Chain, Program
@@ -94,7 +93,7 @@ def _move(
         if isinstance(target, Boxes):
             spans, valid_of_boxes = _apply(motions, target, to_xyxy(target.array, target.format).unflatten(-1, (2, 2)))
             box_format = final_format(program.records) or target.format
-            boxes = from_xyxy(spans.flatten(-2), box_format, dtype_of(target.array))
+            boxes = from_xyxy(spans.flatten(-2), box_format, target.array.dtype)
             results[leaf] = with_values(target, array=boxes, format=box_format, valid=valid_of_boxes, canvas_hw=None)
             continue
         dtype = target.array.dtype

@@ -665,7 +665,7 @@ def to_xyxy(boxes: Any, box_format: str) -> Any:
 
 
 def from_xyxy(boxes: Any, box_format: str, dtype: Any) -> Any:
-    """Convert (…, 4) boxes from left, top, right, bottom to `box_format` and the dtype of this name."""
+    """Convert (…, 4) boxes from left, top, right, bottom to `box_format` and a dtype."""
     if box_format != "xyxy":
         start, extent = boxes[..., :2], boxes[..., 2:] - boxes[..., :2]
         if box_format == "cxcywh":

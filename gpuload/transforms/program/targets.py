@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.arrays import cast, is_integer, namespace
+from gpuload.datasets.arrays import cast, namespace
 from gpuload.transforms.program.fields import displace
 from gpuload.transforms.program.ops import (
     Box,
@@ -274,7 +274,7 @@ def move_spans(motion: Motion, spans: Any) -> Any:
             corners = [xp.stack(corner, -1) for corner in ((left, top), (right, top), (right, bottom), (left, bottom))]
             corners = _move_freely(motion, xp.stack(corners, -2), xp.ceil)
             moved = xp.stack([xp.amin(corners, -2), xp.amax(corners, -2)], -2)
-            return _cast_like(_clip(moved, motion.arrays["size_xy"]), spans)
+            return cast(_clip(moved, motion.arrays["size_xy"]), spans.dtype)
     return spans
 
 
@@ -283,24 +283,19 @@ def move_points(motion: Motion, points: Any) -> Any:
     match motion.record:
         case ClampPoints():
             last_xy = namespace(points).clip(motion.arrays["size_xy"] - 1, 0, None)
-            return _cast_like(_clip(points, last_xy), points)
+            return cast(_clip(points, last_xy), points.dtype)
         case Flip() | Turn():
             moved, mirrored = _turn(motion, points, 1)
             return namespace(points).where(motion.arrays["flipped"], mirrored, moved)
         case Box():
             return _scale(motion, points - motion.arrays["shift_xy"])
         case Elastic() | Warp():
-            return _cast_like(_move_freely(motion, points, namespace(points).trunc), points)
+            return cast(_move_freely(motion, points, namespace(points).trunc), points.dtype)
     return points
 
 
 def _clip(points: Any, end_xy: Any) -> Any:
     return namespace(points).clip(points, namespace(points).zeros_like(end_xy), end_xy)
-
-
-def _cast_like(moved: Any, points: Any) -> Any:
-    """Return moved points in the dtype of the original points, int64 or float64. Integers are truncated."""
-    return cast(moved, "int64" if is_integer(points) else "float64")
 
 
 def _turn(motion: Motion, points: Any, inset: int) -> tuple[Any, Any]:
@@ -313,7 +308,7 @@ def _turn(motion: Motion, points: Any, inset: int) -> tuple[Any, Any]:
 def _scale(motion: Motion, points: Any) -> Any:
     """Scale points from the box to the result. Multiply before dividing, so that results that are integers are
     exact."""
-    return _cast_like(points * motion.arrays["factor_xy"] / motion.arrays["divisor_xy"], points)
+    return cast(points * motion.arrays["factor_xy"] / motion.arrays["divisor_xy"], points.dtype)
 
 
 def _move_freely(motion: Motion, points: Any, to_pixels: Any) -> Any:
