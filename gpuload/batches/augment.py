@@ -285,13 +285,13 @@ class Augment(torch.nn.Module):
         """Return the device that augments a batch; a GPU with its index."""
         requested, first_images = self._device, tree.images[0]
         device = first_images.entries[0][1].device if requested is None else _add_index(requested)
-        for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
-            other_device = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
+        for leaf in (leaf for leaf in tree.leaves if leaf.kind != "value"):
+            other_device = torch.device("cpu") if requested is not None or leaf.kind != "images" else device
             for path, pixels in leaf.entries:
                 if isinstance(pixels, torch.Tensor) and pixels.device not in (device, other_device):
                     subject = f"{first_images.path} is" if requested is None else "Augment works"
                     raise ValueError(
-                        f"{path} is on {pixels.device}, but {subject} on {device}; move images and masks to one "
+                        f"{path} is on {pixels.device}, but {subject} on {device}; move images and targets to one "
                         "device, and pass this device as Augment(device=…), or leave the argument out"
                     )
         return device

@@ -204,6 +204,13 @@ def test_padded_targets_are_refused_with_reason_and_remedy(chain, batch, text):
         gl.Augment(chain)(image_batch(4), batch)
 
 
+def test_padded_targets_on_another_device_than_the_images_are_refused():
+    boxes = gl.Boxes(torch.zeros(2, 1, 4, device="meta"))
+    text = "batch[1] is on meta, but batch[0] is on cpu; move images and targets to one device"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        gl.Augment([T.CenterCrop(9)])(image_batch(2), boxes)
+
+
 @pytest.mark.parametrize(
     ("sample", "text"),
     [
