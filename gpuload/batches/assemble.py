@@ -249,14 +249,7 @@ class Assembly:
         # Labels are checked and mixed before they are copied to the device, to avoid waiting for the device.
         move = self._move if pairing is None else lambda tensor: tensor
         with _cpu_context():
-            value = collate(
-                finished,
-                outline,
-                ragged=options.ragged,
-                pad_to=options.pad_to,
-                pads_boxes=options.boxes == "padded",
-                to_device=move,
-            )
+            value = collate(finished, outline, options, move)
             if pairing is None:
                 return value
             return self._move_to_device(soften(value, pairing, finished.columns.name))

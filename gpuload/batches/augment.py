@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_map
 from gpuload.batches.collate import FinishedColumns, move_merged, stack_masks
 from gpuload.batches.leaves import BatchTree, Leaf
 from gpuload.batches.mixing import soften
-from gpuload.batches.padded_targets import check_padded, exchange_pairs, transform_padded
+from gpuload.batches.padded_targets import check_padded
 from gpuload.batches.targets import target_warning
 from gpuload.batches.transform import BatchTransform
 from gpuload.checks import integer, mapping, string, strings
-from gpuload.datasets.sample import Boxes, Keypoints, explain_float_range
+from gpuload.datasets.sample import Boxes, Keypoints, explain_float_range, with_values
 from gpuload.decode import Decode
 from gpuload.order.ranks import find_rank
 from gpuload.order.spec import BatchSpec
@@ -40,7 +40,7 @@ from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
 from gpuload.transforms.convert import LEVELS_PER_UNIT, Window, converts_on_entry, window_of
 from gpuload.transforms.varying import BucketSize, ByBatch
-from gpuload.workers.box_fields import box_droppers
+from gpuload.workers.box_fields import box_droppers, leaf_transforms
 from gpuload.workers.job import Job
 from gpuload.workers.sample import SampleReader, make_columns
 
@@ -151,6 +151,7 @@ class Augment(torch.nn.Module):
         convert = _to_levels if converts_on_entry(chain) else _widen_floats
         self._convert: Any = convert if self._window is None else self._window.levels
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
+        self._drops_points = any(transform.drops_points for transform in leaf_transforms(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
         self._compiled: dict[torch.device, BatchTransform] = {}
         self._lock = threading.RLock()  # stages reuse memory across calls, so calls from several threads take turns
@@ -284,13 +285,13 @@ class Augment(torch.nn.Module):
         """Return the device that augments a batch; a GPU with its index."""
         requested, first_images = self._device, tree.images[0]
         device = first_images.entries[0][1].device if requested is None else _add_index(requested)
-        for leaf in (leaf for leaf in tree.leaves if leaf.kind in ("images", "mask")):
-            other_device = torch.device("cpu") if requested is not None or leaf.kind == "mask" else device
+        for leaf in (leaf for leaf in tree.leaves if leaf.kind != "value"):
+            other_device = torch.device("cpu") if requested is not None or leaf.kind != "images" else device
             for path, pixels in leaf.entries:
                 if isinstance(pixels, torch.Tensor) and pixels.device not in (device, other_device):
                     subject = f"{first_images.path} is" if requested is None else "Augment works"
                     raise ValueError(
-                        f"{path} is on {pixels.device}, but {subject} on {device}; move images and masks to one "
+                        f"{path} is on {pixels.device}, but {subject} on {device}; move images and targets to one "
                         "device, and pass this device as Augment(device=…), or leave the argument out"
                     )
         return device
@@ -309,7 +310,10 @@ class Augment(torch.nn.Module):
     def _augment_tree(self, tree: BatchTree, spec: BatchSpec, compiled: BatchTransform) -> Any:
         device = compiled.stage.device
         sources = [_Images(leaf, device, self._convert, has_siblings=len(tree.images) > 1) for leaf in tree.images]
-        columns = self._read_columns(tree, sources, spec.positions)
+        padded = [_move_target(value, device, self._drops_points) for value in tree.padded]
+        if padded:
+            check_padded(self._chain, padded)
+        columns = self._read_columns(tree, sources, spec.positions, is_padded=bool(padded))
 
         def read(column: ImageColumn) -> RaggedImages:
             for source, images in zip(sources, columns.images, strict=True):
@@ -318,7 +322,7 @@ class Augment(torch.nn.Module):
             return _mask_pixels(tree, device, column)
 
         try:
-            finished = compiled(spec, columns, np.arange(tree.count), read)
+            finished = compiled(spec, columns, np.arange(tree.count), read, padded)
         except DrawError as error:
             raise ValueError(f"image {error.row} of the batch: {error.message}") from None
         finished.images = [
@@ -326,31 +330,31 @@ class Augment(torch.nn.Module):
         ]
         if self._chain.modules:
             compiled.call_modules(spec.epoch, finished)
-        padded = self._transform_padded(tree, finished, device)
         results = iter(finished.images)
         values = [
             finished.combine_views(next(results)) if leaf.kind == "images" else leaf.value for leaf in tree.leaves
         ]
-        for number, target in (self._collate_targets(tree, finished, device) | padded).items():
+        for number, target in self._collate_targets(tree, finished, device).items():
             values[number] = target
         result = tree.rebuild(values)
         return result if finished.pairing is None else soften(result, finished.pairing, columns.name)
 
-    def _read_columns(self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray) -> Columns:
-        """Return the batch as columns, with the same leaf indices as in the tree.
+    def _read_columns(
+        self, tree: BatchTree, sources: Sequence[_Images], positions: np.ndarray, *, is_padded: bool
+    ) -> Columns:
+        """Return the batch as columns, with the same leaf indices as in the tree. Padded boxes and keypoints are only
+        placeholders in it.
 
         Raises:
             TypeError, ValueError: the transforms do not support the targets, or targets do not match their images.
         """
-        count, reader, padded = tree.count, self._reader, tree.padded
+        count, reader = tree.count, self._reader
         columns = Columns(range(count), sources=[None] * count)
-        if padded:
-            check_padded(self._chain, list(padded.values()))
         if tree.has_targets or self._needs_boxes:
             samples = []
             # If no leaf is a list, all samples have the same shapes.
             is_ragged = any(leaf.kind != "value" and isinstance(leaf.value, list) for leaf in tree.leaves)
-            is_uniform = bool(padded) and not is_ragged
+            is_uniform = is_padded and not is_ragged
             for row in range(1 if is_uniform else count):
                 try:
                     samples.append(reader.read(row, tree.sample(row)))
@@ -376,28 +380,7 @@ class Augment(torch.nn.Module):
             self._warned_of_images = bool(messages[-1])
         for message in filter(None, messages):
             warnings.warn(message, RuntimeWarning, stacklevel=7)
-        if padded:
-            columns.points = {}  # only placeholders
         return columns
-
-    def _transform_padded(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
-        """Return the transformed padded boxes and keypoints, and the visibility of keypoints, keyed by leaf index."""
-        results: dict[int, Any] = {}
-        for part in finished.parts() if tree.padded else ():
-            fields = part.columns.fields[0].get(part.draws, ()) if part.columns.fields else ()
-            targets = {
-                leaf: target for leaf, target in tree.padded.items() if (tree.leaves[leaf].draws or 0) == part.draws
-            }
-            views = [transform_padded(program, targets, fields, device) for program in part.first_programs]
-            results |= {leaf: finished.combine_views([view[leaf] for view, _ in views]) for leaf in targets}
-            for leaf, target in targets.items():
-                if not isinstance(target, Keypoints) or not target.pairs:
-                    continue
-                if (visibility := tree.sibling(leaf, "visibility")) is not None:
-                    values, axis = torch.as_tensor(tree.leaves[visibility].value), target.array.ndim - 2
-                    entries = [exchange_pairs(values, target, axis, is_mirrored) for _, is_mirrored in views]
-                    results[visibility] = finished.combine_views(entries)
-        return results
 
     def _collate_targets(self, tree: BatchTree, finished: FinishedColumns, device: torch.device) -> dict[int, Any]:
         """Return the transformed targets and the values that belong to boxes, keyed by leaf index. The targets are on
@@ -405,8 +388,12 @@ class Augment(torch.nn.Module):
         collated: dict[int, Any] = {}
         columns, ragged, pad_to = finished.columns, self._options["ragged"], self._options["pad_to"]
         fields = {leaf for row_fields in columns.fields for leaves in row_fields.values() for leaf in leaves}
-        has_boxes = any(isinstance(value, Boxes) for column in columns.points.values() for value in column.values)
+        points = {} if finished.padded else columns.points
+        has_boxes = any(isinstance(value, Boxes) for column in points.values() for value in column.values)
         for index, leaf in enumerate(tree.leaves):
+            if leaf.kind != "mask" and index in finished.full_columns:  # in padded form
+                collated[index] = finished.full_columns[index]
+                continue
             if leaf.kind == "images" or not (index in finished.full_columns or index in finished.cells):
                 continue
             collated[index] = cells = [
@@ -513,13 +500,24 @@ def _to_device(value: object, device: torch.device, *, pins_memory: bool = False
     """Return a tensor or an array as a plain tensor on the device; anything else unchanged. The copy is asynchronous if
     the memory is page-locked; with `pins_memory`, the memory is page-locked first."""
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value if value.flags.writeable else value.copy())
+        value = torch.from_numpy(np.require(value, requirements=["C", "W"]))  # torch has no negative strides
     if not isinstance(value, torch.Tensor):
         return value
     if value.device != device:
-        value = value.pin_memory() if pins_memory else value
+        value = value.pin_memory() if pins_memory and value.is_cpu else value
         value = value.to(device, non_blocking=value.is_pinned())
-    return value.as_subclass(torch.Tensor)
+    return value.detach().as_subclass(torch.Tensor)
+
+
+def _move_target(value: Any, device: torch.device, drops_points: bool) -> Any:
+    """Return padded boxes or keypoints with their tensors on the device; anything else unchanged. Boxes get a `valid`,
+    and keypoints if they can be dropped."""
+    if not isinstance(value, Boxes | Keypoints):
+        return value
+    array, valid = (_to_device(part, device, pins_memory=True) for part in (value.array, value.valid))
+    if valid is None and (drops_points or isinstance(value, Boxes)):
+        valid = torch.ones(array.shape[:2], dtype=torch.bool, device=device)
+    return with_values(value, array=array, valid=valid)
 
 
 def _widen_floats(images: torch.Tensor) -> torch.Tensor:

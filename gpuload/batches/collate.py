@@ -27,7 +27,7 @@ from gpuload.batches.mixing import Pairing
 from gpuload.batches.pad import remedy_for
 from gpuload.checks import argument, check_fields, flag, function, one_of
 from gpuload.datasets.recognise import is_image_array
-from gpuload.datasets.sample import META, Boxes, Keypoints, make_target, plain_meta
+from gpuload.datasets.sample import META, Boxes, Keypoints, plain_meta, with_values
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
@@ -45,7 +45,8 @@ from gpuload.ring.columns import Columns, TensorBits, entry
 from gpuload.stage.device import upload
 from gpuload.stage.stage import check_ragged, padded_hw
 from gpuload.transforms import Chain, Program
-from gpuload.transforms.program.ops import Reformat
+from gpuload.transforms.program.targets import final_format
+from gpuload.workers.box_fields import explain_format_conflict
 
 __all__ = [
     "BatchOptions", "FinishedColumns", "Outline", "collate", "convert_arrays", "keep_meta", "move_merged", "outline_of",
@@ -99,6 +100,8 @@ class BatchOptions:
                 f"which gets {'the boxes of each image' if arguments[0][0] == 'b' else 'each image in its own size'}; "
                 f"leave out {arguments[0]} (gpuload.pad_collate pads)"
             )
+        if self.boxes == "padded" and (conflict := explain_format_conflict(self.chain)) is not None:
+            raise ValueError(conflict)
         object.__setattr__(self, "pad_to", check_ragged(self.ragged, self.pad_to))
 
     @property
@@ -126,32 +129,30 @@ class FinishedColumns:
         has_views: whether a `MultiView` makes several views of each image.
         programs: the random parameters, for each of `Columns.images` and each view; empty if a worker planned the
             batch.
-        draws: the `draws` of the first images, or of all images if the columns are from `parts`.
         pairing: how the samples are mixed; None if they are not.
         images: the results of the stage, for each of `Columns.images` and each view.
         cells: the leaves that were finished one by one, keyed by leaf and row.
         full_columns: the leaves that were finished for all rows together: blocks, integers that a worker stored with
-            its plan, and masks of one shape as one tensor.
+            its plan, masks of one shape as one tensor, and boxes and keypoints that were padded.
+        padded: the values of all leaves of a batch whose boxes and keypoints came padded, on the device; empty
+            otherwise. `Columns.points` then has placeholders.
     """
 
     columns: Columns
     has_views: bool = False
     programs: Sequence[Sequence[Program]] = ()
-    draws: int = 0
     pairing: Pairing | None = None
     images: list[list[Any]] = field(default_factory=list)
     cells: defaultdict[int, dict[int, Any]] = field(default_factory=partial(defaultdict, dict))
     full_columns: dict[int, Any] = field(default_factory=dict)
+    padded: Sequence[Any] = ()
 
     def parts(self) -> list[FinishedColumns]:
         """Return the parts of the batch that share random parameters. They store their results in this object."""
         programs: dict[int, list[Any]] = {}
         for images, views in zip(self.columns.images, self.programs, strict=True):
             programs.setdefault(images.draws[0], []).append(views)
-        return [
-            replace(self, columns=self.columns.with_draws(draws), programs=programs[draws], draws=draws)
-            for draws in programs
-        ]
+        return [replace(self, columns=self.columns.with_draws(draws), programs=programs[draws]) for draws in programs]
 
     @property
     def first_programs(self) -> Sequence[Program]:
@@ -241,7 +242,7 @@ class Outline:
     leaves: list[list[Any]]
 
 
-def outline_of(columns: Columns, *, pads_boxes: bool = False) -> Outline:
+def outline_of(columns: Columns, *, pads_boxes: bool) -> Outline:
     """Return the outline of a batch. With `pads_boxes`, containers with boxes do not become groups.
 
     Raises:
@@ -317,28 +318,14 @@ def _fold(node: Structure, start: int, kinds: dict[int, LeafKind], leaves: list[
     return container, cls, keys, tuple([_fold(child, leaf, kinds, leaves) for child, leaf in located])
 
 
-def collate(
-    finished: FinishedColumns,
-    outline: Outline,
-    *,
-    ragged: str,
-    pad_to: int | None,
-    to_device: ToDevice,
-    pads_boxes: bool = False,
-) -> Any:
-    """Build the batch.
-
-    Args:
-        finished, outline: the finished columns of the batch, and its outline.
-        ragged, pad_to: how masks of different sizes are collated, as for images.
-        to_device: moves a tensor to the device.
-        pads_boxes: whether boxes, and the values with an entry for each box, are padded to tensors.
+def collate(finished: FinishedColumns, outline: Outline, options: BatchOptions, to_device: ToDevice) -> Any:
+    """Build the batch from its finished columns and its outline. `to_device` moves a tensor to the device.
 
     Raises:
         CollateError: masks differ in size, or the values of a leaf cannot be collated; the message names two samples.
     """
-    columns = finished.columns
-    padding = _Padding(finished, outline) if pads_boxes else None
+    columns, ragged = finished.columns, options.ragged
+    lengths = _pad_entries(finished, outline, ragged) if options.boxes == "padded" else {}
     collated: dict[int, Any] = {}
     for number, (leaves, (kind, image_index)) in enumerate(zip(outline.leaves, outline.kinds, strict=True)):
         if kind == "group":
@@ -355,22 +342,20 @@ def collate(
         elif kind != "value":
             views = finished.split_views(finished.entries(leaves))
             if kind == "column":
-                views = [_stack_points(view, leaves, columns, padding) for view in views]
+                views = [_stack_points(view, leaves, columns, is_padded=number in lengths) for view in views]
+                if number in lengths:
+                    is_valid = np.arange(max(lengths[number])) < np.array(lengths[number])[:, None]
+                    make_target = partial(_make_target, columns, leaves, to_device(torch.from_numpy(is_valid)))
+                    views = list(map(make_target, map(to_device, views), finished.first_programs))
             elif kind == "mask":
-                if padding is not None and ragged != "list":
-                    views = [padding.pad_rows(view, leaves) for view in views]
                 names = [partial(columns.name, row, leaf) for row, leaf in enumerate(leaves)]
-                views = [stack_masks(view, names, ragged, pad_to) for view in views]
+                views = [stack_masks(view, names, ragged, options.pad_to) for view in views]
             collated[number] = finished.combine_views(views)
     collated = move_merged(collated, to_device)
     for number, kind in enumerate(outline.kinds):
         if kind == GROUP:
             groups = zip(outline.leaves[number], collated[number], strict=True)
             collated[number] = [unflatten(group.node, entries) for group, entries in groups]
-        elif kind == COLUMN and padding is not None:
-            views = collated[number] if finished.has_views else [collated[number]]
-            views = [padding.make_target(view, outline.leaves[number]) for view in views]
-            collated[number] = finished.combine_views(views)
     numbers = itertools.count()
 
     def collate_leaf(container_kind: str) -> Any:
@@ -379,109 +364,98 @@ def collate(
             return collated[number]
         # default_collate returns strings as a tuple within a tuple or list, otherwise as a list.
         column = finished.entries(outline.leaves[number])
-        column = column if padding is None else padding.pad_rows(column, outline.leaves[number])
         entries = tuple(column) if container_kind in ("tuple", "list") else column
         return _collate_column(entries, lambda: names_of(outline.structure)[number], to_device, columns.name)
 
     return assemble(outline.structure, collate_leaf, keep_tuples=False)  # like default_collate
 
 
-class _Padding:
-    """The padding of boxes, and of the values that have an entry for each box in every sample of a batch."""
-
-    def __init__(self, finished: FinishedColumns, outline: Outline) -> None:
-        self._finished, self._columns = finished, finished.columns
-        self._lengths: list[list[int]] = []  # the numbers of boxes of all samples, for each leaf of boxes
-        for leaves, kind in zip(outline.leaves, outline.kinds, strict=True):
-            if kind == COLUMN and isinstance(self._columns.points[leaves[0]].get(0), Boxes):
-                self._lengths.append(list(map(len, finished.split_views(finished.entries(leaves))[0])))
-
-    def lengths_of(self, entries: Sequence[Any]) -> list[int] | None:
-        """Return the numbers of boxes of all samples if the entries have as many rows; otherwise None."""
-        for value in entries:
-            is_array = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-            if not (is_array or isinstance(value, torch.Tensor)) or not value.ndim:
-                return None
-        return next((lengths for lengths in self._lengths if lengths == list(map(len, entries))), None)
-
-    def pad_rows(self, entries: Sequence[Any], leaves: Sequence[int]) -> list[Any]:
-        """Return tensors padded with zeros to one number of rows if the entries belong to boxes; otherwise the entries.
-
-        Raises:
-            CollateError: the entries differ in their dtype or in the number of their axes.
-        """
-        if (lengths := self.lengths_of(entries)) is None:
-            return list(entries)
-        tensors = [torch.from_numpy(entry.copy()) if isinstance(entry, np.ndarray) else entry for entry in entries]
-        first = next((row for row, length in enumerate(lengths) if length), 0)
-        padded = []
-        for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
-            # An empty array's dtype and shape are meaningless, but the size of an empty mask is that of its image.
-            is_same = tensor.dtype == tensors[first].dtype and tensor.dim() == tensors[first].dim()
-            if length and not is_same:
-                name, other_name = (self._columns.name(n, leaves[n]) for n in (first, row))
-                raise CollateError(
-                    f"the values that belong to boxes differ: {name} is {describe_leaf(tensors[first])}, and "
-                    f"{other_name} is {describe_leaf(tensor)}; return them with one dtype and one number of axes"
-                )
-            rows = tensors[first].new_zeros((max(lengths), *tensors[row if is_same else first].shape[1:]))
-            if length:
-                rows[:length] = tensor
-            padded.append(rows)
-        return padded
-
-    def make_target(self, value: Any, leaves: Sequence[int]) -> Any:
-        """Return padded boxes or keypoints, (array, valid), as `Boxes` or `Keypoints`; other values unchanged.
-
-        Raises:
-            CollateError: boxes have different formats.
-        """
-        if not isinstance(value, tuple):
-            return value
-        targets = [self._columns.points[leaf].get(row) for row, leaf in enumerate(leaves)]
-        if isinstance(targets[0], Keypoints):
-            return make_target(
-                Keypoints, array=value[0], pairs=targets[0].pairs, valid=value[1], draws=targets[0].draws
-            )
-        formats, draws = [target.format for target in targets], targets[0].draws or 0
-        programs = [views[0] for part in self._finished.parts() if part.draws == draws for views in part.programs]
-        for record in programs[0].records if programs else ():
-            if isinstance(record, Reformat):
-                for row in range(len(formats)) if record.rows is None else record.rows.tolist():
-                    formats[row] = record.format
-        for row, box_format in enumerate(formats):
-            if box_format != formats[0]:
-                names = self._columns.name(0, leaves[0]), self._columns.name(row, leaves[row])
-                raise CollateError(
-                    f"padded boxes must have one format, but {names[0]} is {formats[0]!r}, and {names[1]} is "
-                    f"{box_format!r}; put a ConvertBoundingBoxFormat into the transforms, for all images"
-                )
-        return make_target(Boxes, array=value[0], format=formats[0], valid=value[1], draws=targets[0].draws)
+def _pad_entries(finished: FinishedColumns, outline: Outline, ragged: str) -> dict[int, list[int]]:
+    """Pad the boxes of a batch, and the values with an entry for each box in every sample, with zeros to one number of
+    entries. Masks are not padded if they become a list. Return the number of boxes of each sample, for each leaf of the
+    outline that was padded."""
+    boxes_lengths, columns = [], {}
+    for number, (leaves, kind) in enumerate(zip(outline.leaves, outline.kinds, strict=True)):
+        target: Any = finished.columns.points[leaves[0]].get(0) if kind == COLUMN else None
+        if isinstance(target, Keypoints) and target.array.ndim < 3:
+            continue  # the keypoints of an image
+        is_padded = kind in (VALUE, COLUMN) or (kind[0] == "mask" and ragged != "list")
+        if is_padded and finished.full_column(leaves) is None:
+            entries = finished.entries(leaves)
+            has_views = finished.has_views and leaves[0] in finished.cells
+            columns[number] = finished.split_views(entries) if has_views else [entries], has_views
+            if isinstance(target, Boxes):
+                boxes_lengths.append(list(map(len, columns[number][0][0])))
+    padded = {}
+    for number, (views, has_views) in columns.items():
+        lengths = [_length_of(entry) for entry in views[0]]
+        if lengths not in boxes_lengths:
+            continue
+        padded[number] = lengths
+        views = [_pad_rows(convert_arrays(view, partial(finished.columns.name, 0)), max(lengths)) for view in views]
+        for row, (leaf, *entries) in enumerate(zip(outline.leaves[number], *views, strict=True)):
+            finished.cells[leaf][row] = entries if has_views else entries[0]
+    return padded
 
 
-def _stack_points(
-    entries: Sequence[torch.Tensor], leaves: Sequence[int], columns: Columns, padding: _Padding | None
-) -> Any:
-    """Return boxes or keypoints that belong to boxes padded, as (array, valid); other keypoints stacked, or listed if
-    they have no `pairs`.
+def _length_of(value: Any) -> int:
+    """Return the length of an array of numbers or a tensor; -1 for anything else."""
+    is_array = isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
+    return len(value) if is_array and value.ndim else -1
+
+
+def _pad_rows(tensors: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
+    """Pad tensors with zeros to one number of rows."""
+    first = next(filter(len, tensors), tensors[0])
+    padded = []
+    for tensor in tensors:
+        # An empty array's dtype and shape are meaningless, but the size of an empty mask is that of its image.
+        if not len(tensor) and (tensor.dtype, tensor.dim()) != (first.dtype, first.dim()):
+            tensor = first[:0]
+        padded.append(torch.nn.functional.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, length - len(tensor)]))
+    return padded
+
+
+def _make_target(
+    columns: Columns, leaves: Sequence[int], valid: torch.Tensor, array: torch.Tensor, program: Program
+) -> Boxes | Keypoints:
+    """Return padded boxes or keypoints.
 
     Raises:
-        CollateError: keypoints with pairs differ in shape or dtype.
+        CollateError: boxes have different formats.
     """
-    target = columns.points[leaves[0]].get(0)
-    belongs = isinstance(target, Boxes) or target.array.ndim > 2
-    if padding is not None and belongs and (lengths := padding.lengths_of(entries)) is not None:
-        valid = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        return torch.stack(padding.pad_rows(entries, leaves)), torch.from_numpy(valid)
+    targets = [columns.points[leaf].get(row) for row, leaf in enumerate(leaves)]
+    if isinstance(targets[0], Keypoints):
+        return with_values(targets[0], array=array, valid=valid)
+    final = final_format(program.records)
+    formats = [final or target.format for target in targets]
+    for row, box_format in enumerate(formats):
+        if box_format != formats[0]:
+            names = columns.name(0, leaves[0]), columns.name(row, leaves[row])
+            raise CollateError(
+                f"padded boxes must have one format, but {names[0]} is {formats[0]!r}, and {names[1]} is "
+                f"{box_format!r}; put a ConvertBoundingBoxFormat into the transforms"
+            )
+    return with_values(targets[0], array=array, format=formats[0], valid=valid, canvas_hw=None)
+
+
+def _stack_points(entries: Sequence[torch.Tensor], leaves: Sequence[int], columns: Columns, *, is_padded: bool) -> Any:
+    """Stack boxes or keypoints; if they differ and are neither padded nor have `pairs`, return a list.
+
+    Raises:
+        CollateError: padded boxes or keypoints, or keypoints with pairs, differ in shape or dtype.
+    """
+    target: Any = columns.points[leaves[0]].get(0)
     for row, entry_of_row in enumerate(entries):
         if (entry_of_row.shape, entry_of_row.dtype) == (entries[0].shape, entries[0].dtype):
             continue
-        if isinstance(target, Boxes) or target.pairs is None:
+        if not is_padded and target.pairs is None:
             return list(entries)
         raise CollateError(
-            f"keypoints with pairs= are stacked, but {columns.name(0, leaves[0])} is {describe_leaf(entries[0])}, and "
-            f"{columns.name(row, leaves[row])} is {describe_leaf(entry_of_row)}; return the same number of points for "
-            "each image, or put keypoints of objects next to their boxes"
+            f"padded boxes, and keypoints with pairs=, are stacked, but {columns.name(0, leaves[0])} is "
+            f"{describe_leaf(entries[0])}, and {columns.name(row, leaves[row])} is {describe_leaf(entry_of_row)}; "
+            "return one dtype, and the same number of points for each image; put keypoints of objects next to their "
+            "boxes"
         )
     return torch.stack(list(entries))
 

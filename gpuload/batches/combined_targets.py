@@ -9,7 +9,7 @@ remain visible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpuload.batches.collate import FinishedColumns, unwrap
-from gpuload.batches.targets import exchange, restore_targets, sample_targets_of, select_rows, visibility_of
+from gpuload.batches.targets import exchange, restore_targets, sample_targets_of, select_rows, visibilities_of
 from gpuload.datasets.sample import Keypoints
 from gpuload.datasets.tree import key_paths_of
 from gpuload.errors import CollateError
@@ -65,14 +65,13 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
             f"{difference}; make the dataset return every sample with the same structure, using empty arrays for "
             "missing targets"
         )
-    fields = set(columns.fields[0].get(finished.draws, ())) if columns.fields else set()
+    fields = set(columns.fields_of(0))
     points = {leaf: column.values for leaf, column in sorted(columns.points.items())}
-    # Whether keypoints belong to boxes, for each leaf of keypoints.
-    ownership = [leaf in fields for leaf, values in points.items() if isinstance(values[0], Keypoints)]
     keypoints = {leaf: values[0] for leaf, values in points.items() if isinstance(values[0], Keypoints)}
-    visibilities = [visibility_of(columns, 0, leaf, target) for leaf, target in keypoints.items()]
-    for target, is_owned, visibility in zip(keypoints.values(), ownership, visibilities, strict=True):
-        if target.pairs is not None and not (is_owned and (visibility is None or visibility in fields)):
+    ownership = [leaf in fields for leaf in keypoints]  # whether keypoints belong to boxes
+    visibilities = visibilities_of(columns.structure(0), keypoints)
+    for leaf, target in [*keypoints.items(), *visibilities.items()]:
+        if target.pairs is not None and leaf not in fields:
             raise CollateError(
                 f"{name} combines the keypoints of several images, so that keypoints with pairs= must belong to boxes: "
                 f"(n, K, 2) next to n boxes, with their visibility; they have shape {target.array.shape}"
@@ -94,7 +93,7 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
                 scene.masks[leaf] = mask
         apply_records(part.records, [scene.targets for scene in scenes])
         for scene in scenes:
-            _exchange_pairs(scene, list(keypoints.values()), visibilities)
+            _exchange_pairs(scene, [*keypoints.values()], visibilities)
         _drop_entries(scenes, fields, ownership)
         start = end + 1
         if record is not None:
@@ -113,13 +112,13 @@ def combine_targets(finished: FinishedColumns, stage: MaskStage, read: Callable[
         finished.full_columns.pop(leaf, None)
 
 
-def _exchange_pairs(scene: Scene, keypoints: Sequence[Keypoints], visibilities: Sequence[int | None]) -> None:
+def _exchange_pairs(scene: Scene, keypoints: Sequence[Keypoints], visibilities: Mapping[int, Keypoints]) -> None:
     """Exchange the points of the `pairs` of keypoints, and their visibility, if the records so far mirror the image."""
     is_mirrored, scene.targets.is_mirrored = scene.targets.is_mirrored, False
-    for index, (target, visibility) in enumerate(zip(keypoints, visibilities, strict=True)):
-        scene.targets.points[index] = exchange(scene.targets.points[index], target, is_mirrored)
-        if visibility is not None:
-            scene.values[visibility] = exchange(scene.values[visibility], target, is_mirrored)
+    pairs = zip(scene.targets.points, keypoints, strict=True)
+    scene.targets.points = [exchange(points, target, is_mirrored) for points, target in pairs]
+    for leaf, target in visibilities.items():
+        scene.values[leaf] = exchange(scene.values[leaf], target, is_mirrored)
 
 
 def _find_differences(columns: Columns, name: str) -> Iterator[tuple[int, str]]:

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from gpuload.datasets.recognise import MASK_NAME, with_draws
-from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, is_batch_form
+from gpuload.datasets.sample import Boxes, Encoded, Image, Keypoints, Mask, is_batch_form, with_values
 from gpuload.datasets.tree import (
     LEAF,
     Structure,
     describe,
     describe_leaf,
-    find_sibling,
     flatten,
     innermost_names_of,
     key_paths_of,
@@ -92,13 +91,10 @@ class Leaf:
         return None if is_list else self.value
 
     def sample_entry(self, row: int, count: int) -> Any:
-        """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become
-        placeholders of the same height and width."""
-        if self.is_padded:  # on the CPU, zeros stand for the values, which may be on a device
-            zeros, target = np.zeros(tuple(self.value.array.shape[1:]), np.float32), self.value
-            if isinstance(target, Boxes):
-                return Boxes(zeros, target.format, target.canvas_hw)
-            return Keypoints(zeros, pairs=target.pairs)
+        """Return the entry of one image as a dataset would return it. Pixels and padded targets, which may be on a
+        device, become placeholders of the same shape."""
+        if self.is_padded:
+            return with_values(self.value, array=np.zeros(tuple(self.value.array.shape[1:]), np.float32), valid=None)
         value = self.entry(row, count)
         if self.kind == "images":
             return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
@@ -196,30 +192,24 @@ class BatchTree:
         )
 
     @property
-    def padded(self) -> dict[int, Boxes | Keypoints]:
-        """The boxes and keypoints that are transformed on the device, keyed by leaf index. If some can only be
-        transformed there, all are.
+    def padded(self) -> list[Any]:
+        """The values of all leaves if boxes and keypoints are transformed on the device; otherwise empty. If some can
+        only be transformed there, all are.
 
         Raises:
             ValueError: some boxes or keypoints are in a list with an entry for each image.
         """
-        leaves = {index: leaf for index, leaf in enumerate(self.leaves) if leaf.kind == "points"}
-        padded = next((leaf for leaf in leaves.values() if leaf.is_padded), None)
+        padded = next((leaf for leaf in self.leaves if leaf.is_padded), None)
         if padded is None:
-            return {}
-        for leaf in leaves.values():
-            if not isinstance(leaf.value, Boxes | Keypoints):
+            return []
+        for leaf in self.leaves:
+            if leaf.kind == "points" and not isinstance(leaf.value, Boxes | Keypoints):
                 raise ValueError(
                     f"{padded.path} has the {type(padded.value).__name__.lower()} of all images together, but "
                     f"{leaf.path} is {describe_leaf(leaf.value)}; pass both with one entry per image in a list on the "
                     "CPU, or both as gpuload.Boxes(N×M×4, valid=…) or gpuload.Keypoints(N×M×…×2, valid=…)"
                 )
-        return {index: leaf.value for index, leaf in leaves.items()}
-
-    def sibling(self, index: int, name: str) -> int | None:
-        """Return the index of the leaf called `name` next to a leaf; None if there is none."""
-        sibling = find_sibling(self._sample_structure, index, name)
-        return None if sibling is None else sibling[0]
+        return [leaf.value for leaf in self.leaves]
 
     def sample(self, row: int) -> Any:
         """Return one image's part of the batch as a sample of a dataset, with the same number of leaves."""

@@ -1,195 +1,152 @@
 """Transforming the boxes and keypoints of a batch on its device, in padded form: N×M×4 boxes and N×M×…×2 keypoints.
 
 This module runs in the caller's process, on the current stream. The formulas are those of
-`gpuload.transforms.program.targets`, which the host applies to one sample after the other. All parameters are copied to
+`gpuload.transforms.program.targets`, which the host applies to the targets of each sample. All parameters are copied to
 the device together, and the host never waits: boxes and keypoints that are dropped stay in place, and become invalid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpuload.batches.targets import exchange_order
-from gpuload.datasets.sample import Boxes, Keypoints, from_xyxy, make_target, to_xyxy
-from gpuload.datasets.tree import dtype_of
+from gpuload.batches.collate import FinishedColumns
+from gpuload.batches.targets import exchange, visibilities_of
+from gpuload.datasets.sample import Boxes, Keypoints, from_xyxy, to_xyxy, with_values
 from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.noise import philox_words
 from gpuload.transforms import Chain, Program
-from gpuload.transforms.program.fields import displace_flat, kernel_size
-from gpuload.transforms.program.ops import Elastic, Reformat, Tidy, TidyPoints
+from gpuload.transforms.program.fields import displace, kernel_size
+from gpuload.transforms.program.ops import Elastic, Tidy, TidyPoints
 from gpuload.transforms.program.targets import (
     TARGET_RECORDS,
     Motion,
+    final_format,
     motion_of,
     move_points,
     move_spans,
     valid_boxes,
     valid_points,
 )
+from gpuload.workers.box_fields import explain_format_conflict, leaf_transforms
 
-__all__ = ["check_padded", "exchange_pairs", "transform_padded"]
+__all__ = ["check_padded", "transform_padded"]
 
 PIECE = 1 << 20  # the number of noise values that are computed together, each of which needs some 100 bytes
 
 
-@dataclass(slots=True)
-class Padded:
-    """The current boxes or keypoints of a batch: points on the device, float64 or int64. Boxes are spans, N×M×2×2."""
-
-    target: Boxes | Keypoints
-    points: torch.Tensor
-    valid: torch.Tensor | None
-
-    @property
-    def is_boxes(self) -> bool:
-        return isinstance(self.target, Boxes)
-
-
-def check_padded(chain: Chain, targets: Sequence[Boxes | Keypoints]) -> None:
-    """Raise a ValueError if a chain cannot transform padded boxes or keypoints."""
-    remedy = (
-        "; remove {0}, use it in the Loader that makes the batch, or pass a list with the {1} of each image on the CPU"
-    )
-    lines = [transform for line in chain.lines for transform in line.transforms]
-    if chain.reads_boxes or chain.is_combining:
-        name = next((type(transform).__name__ for transform in lines if transform.reads_boxes), chain.group[0])
-        needs = "draws its crop from the boxes" if chain.reads_boxes else "moves boxes from image to image"
+def check_padded(chain: Chain, values: Sequence[Any]) -> None:
+    """Raise a ValueError if a chain cannot transform the padded boxes or keypoints among the values of a batch."""
+    readers = [type(transform).__name__ for transform in leaf_transforms(chain) if transform.reads_boxes]
+    needs = dict.fromkeys(readers, "draws its crop from the boxes")
+    if chain.is_combining:
+        needs[chain.group[0]] = "moves boxes from image to image"
+    for method, cls in (("apply_boxes", Boxes), ("apply_keypoints", Keypoints)):
+        if any(isinstance(value, cls) for value in values):
+            needs |= {f"{call.display_name}.{method}": "gets arrays" for call in chain.calls if call.has(method)}
+    for name, need in needs.items():
         raise ValueError(
-            f"{name} {needs} on the CPU, but boxes and keypoints of a batch, such as Boxes(N×M×4), are transformed on "
-            "the device without waiting for it" + remedy.format(name, "boxes")
+            f"{name} {need} on the CPU, but boxes and keypoints of a batch, such as Boxes(N×M×4), are transformed on "
+            f"the device without waiting for it; remove {name.partition('.')[0]}, use it in the Loader that makes the "
+            "batch, or pass a list with the boxes or keypoints of each image on the CPU"
         )
-    for call in chain.calls:
-        for method, cls, noun in (("apply_boxes", Boxes, "boxes"), ("apply_keypoints", Keypoints, "keypoints")):
-            if call.has(method) and any(isinstance(target, cls) for target in targets):
-                raise ValueError(
-                    f"{call.display_name}.{method} gets NumPy arrays, but {noun} of a batch are transformed on the "
-                    "device without waiting for it" + remedy.format(call.display_name, noun)
-                )
-    if any(transform.children and Reformat in {outline.kind for outline in transform.outline} for transform in lines):
-        raise ValueError(
-            "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images, but all "
-            "boxes of a batch have one format; put it outside"
-        )
-    drops_points = any(transform.drops_points for transform in lines)
-    if drops_points and any(isinstance(target, Keypoints) and target.valid is None for target in targets):
-        raise ValueError(
-            "SanitizeKeyPoints drops keypoints, which makes keypoints of a batch invalid, but these have no valid=; "
-            "pass Keypoints(N×M×…×2, valid=…), such as valid=torch.ones(N, M, dtype=torch.bool)"
-        )
+    if (conflict := explain_format_conflict(chain)) is not None:
+        raise ValueError(conflict)
 
 
-def transform_padded(
-    program: Program, targets: Mapping[int, Boxes | Keypoints], fields: Sequence[int], device: torch.device
+def transform_padded(finished: FinishedColumns) -> None:
+    """Transform the padded boxes and keypoints of a batch, and the visibility of keypoints, and store the results in
+    the full columns. Boxes become `Boxes`, and keypoints with `valid` become `Keypoints`; other keypoints become
+    tensors."""
+    columns, views = finished.columns, []
+    targets: dict[int, Any] = {leaf: finished.padded[leaf] for leaf in columns.points}
+    visibilities = visibilities_of(columns.structure(0), targets)
+    for program in finished.first_programs:
+        view, is_mirrored = _move(program, targets, columns.fields_of(0))
+        for leaf, target in visibilities.items():
+            view[leaf] = _exchange_pairs(torch.as_tensor(finished.padded[leaf]), target, is_mirrored)
+        views.append(view)
+    for leaf in views[0]:
+        finished.full_columns[leaf] = finished.combine_views([view[leaf] for view in views])
+
+
+def _move(
+    program: Program, targets: Mapping[int, Boxes | Keypoints], fields: Sequence[int]
 ) -> tuple[dict[int, Any], np.ndarray]:
-    """Transform the padded boxes and keypoints of a batch.
-
-    Args:
-        program: the random parameters of the batch.
-        targets: the boxes and keypoints of all images, keyed by leaf.
-        fields: the leaves that become invalid with their boxes.
-        device: the device of the results.
-
-    Returns:
-        The transformed targets, and which images were mirrored, bool (N,). Boxes are `Boxes`, and keypoints with
-        `valid` are `Keypoints`; other keypoints are tensors.
-    """
-    count = len(program)
-    records = [record for record in program.records if isinstance(record, TARGET_RECORDS)]
-    motions = [_for_all_rows(motion_of(record), count) for record in records]
-    motions = [motion for motion in motions if motion.changes.any()]
-    is_mirrored = np.logical_xor.reduce([np.zeros(count, np.bool_), *(motion.mirrors for motion in motions)])
+    """Transform boxes and keypoints, keyed by leaf. Keypoints whose leaf is in `fields` become invalid with their
+    boxes. Also return which images were mirrored, bool (N,)."""
+    device = next(iter(targets.values())).array.device
+    motions = [motion_of(record) for record in program.records if isinstance(record, TARGET_RECORDS)]
+    motions = [_spread(motion, len(program)) for motion in motions if motion.changes.any()]
+    is_mirrored = np.logical_xor.reduce([np.zeros(len(program), np.bool_), *(motion.mirrors for motion in motions)])
     arrays = [array for motion in motions for array in motion.arrays.values()]
     uploads = iter(upload_arrays(arrays, device) if arrays else ())
-    padded = {leaf: _load(target, device) for leaf, target in targets.items()}
-    box_format = None
     for motion in motions:
         motion.arrays = {name: next(uploads) for name in motion.arrays}
-        if isinstance(motion.record, Reformat):
-            box_format = motion.record.format
-        for leaf, entry in padded.items():
-            _apply(motion, entry, leaf in fields, padded)
-    results = {}
-    for leaf, entry in padded.items():
-        target, points, valid = entry.target, entry.points, entry.valid
+    results, valid_of_boxes = {}, None
+    for leaf, target in sorted(targets.items(), key=lambda item: isinstance(item[1], Keypoints)):
         if isinstance(target, Boxes):
-            final_format = box_format or target.format
-            boxes = from_xyxy(points.flatten(-2), final_format, dtype_of(target.array))
-            valid = torch.ones(boxes.shape[:2], dtype=torch.bool, device=device) if valid is None else valid
-            results[leaf] = make_target(Boxes, array=boxes, format=final_format, valid=valid, draws=target.draws)
+            spans, valid_of_boxes = _apply(motions, target, to_xyxy(target.array, target.format).unflatten(-1, (2, 2)))
+            box_format = final_format(program.records) or target.format
+            boxes = from_xyxy(spans.flatten(-2), box_format, target.array.dtype)
+            results[leaf] = with_values(target, array=boxes, format=box_format, valid=valid_of_boxes, canvas_hw=None)
             continue
-        points = points.to(getattr(torch, dtype_of(target.array)))
-        points = exchange_pairs(points, target, points.dim() - 2, is_mirrored)
-        if valid is not None and points.dim() == 3:  # one list of points per image
-            valid = exchange_pairs(valid, target, 1, is_mirrored)
-        if valid is not None:
-            points = make_target(Keypoints, array=points, pairs=target.pairs, valid=valid, draws=target.draws)
+        dtype = target.array.dtype
+        points, valid = _apply(
+            motions, target, target.array.to(torch.float64 if dtype.is_floating_point else torch.int64)
+        )
+        points = _exchange_pairs(points.to(dtype), target, is_mirrored)
+        if target.valid is not None:
+            valid = valid & valid_of_boxes if leaf in fields else valid
+            valid = _exchange_pairs(valid, target, is_mirrored) if points.dim() == 3 else valid  # a list of points each
+            points = with_values(target, array=points, valid=valid)
         results[leaf] = points
     return results, is_mirrored
 
 
-def exchange_pairs(values: torch.Tensor, target: Keypoints, axis: int, is_mirrored: np.ndarray) -> torch.Tensor:
-    """Exchange the entries of a target's `pairs` along an axis of N×… values where `is_mirrored`, bool (N,)."""
+def _apply(motions: Sequence[Motion], target: Boxes | Keypoints, points: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Return points, or boxes as spans, N×M×2×2, after all records, and which are valid, bool (N, M) or None."""
+    is_boxes = isinstance(target, Boxes)
+    move: Any = move_spans if is_boxes else move_points
+    valid = target.valid
+    for motion in motions:
+        placed = _broadcast_motion(motion, points)
+        if isinstance(motion.record, Tidy if is_boxes else TidyPoints):
+            is_valid = valid_boxes(placed, points) if is_boxes else valid_points(placed, points)
+            while is_valid.dim() > 2:  # a group of keypoints
+                is_valid = is_valid.all(-1)
+            valid = valid & (is_valid | ~motion.arrays["changes"])
+            continue
+        moved = move(placed, points)
+        is_complete = moved is points or motion.changes.all()
+        points = moved if is_complete else torch.where(placed.arrays["changes"], moved, points)
+    return points, valid
+
+
+def _exchange_pairs(values: torch.Tensor, target: Keypoints, is_mirrored: np.ndarray) -> torch.Tensor:
+    """Exchange the entries of a target's `pairs`, along the axis of its points, where `is_mirrored`, bool (N,)."""
     if not target.pairs or not is_mirrored.any():
         return values
-    order, mirrored = upload_arrays([exchange_order(target), is_mirrored[:, None]], values.device)
-    return torch.where(_broadcast(mirrored, values), values.index_select(axis, order), values)
+    mirrored = upload(is_mirrored[:, None], values.device)
+    return torch.where(_broadcast(mirrored, values), exchange(values, target, True), values)
 
 
-def _apply(motion: Motion, entry: Padded, belongs_to_boxes: bool, padded: Mapping[int, Padded]) -> None:
-    """Apply a record to boxes or keypoints."""
-    record, changed = motion.record, motion.arrays["changes"]
-    if isinstance(record, Tidy | TidyPoints):
-        if isinstance(record, Tidy) and (entry.is_boxes or belongs_to_boxes):
-            boxes = next(other for other in padded.values() if other.is_boxes)
-            valid = valid_boxes(_broadcast_motion(motion, boxes.points), boxes.points)
-        elif isinstance(record, TidyPoints) and not entry.is_boxes:
-            valid = valid_points(_broadcast_motion(motion, entry.points), entry.points, 2)
-        else:
-            return
-        valid = valid | ~changed
-        if entry.valid is not None or entry.is_boxes:
-            entry.valid = valid if entry.valid is None else entry.valid & valid
-        return
-    moved = (move_spans if entry.is_boxes else move_points)(_broadcast_motion(motion, entry.points), entry.points)
-    entry.points = moved if motion.changes.all() else torch.where(_broadcast(changed, moved), moved, entry.points)
-
-
-def _load(target: Boxes | Keypoints, device: torch.device) -> Padded:
-    """Copy boxes or keypoints to the device."""
-    array = _to_device(target.array, device)
-    valid = None if target.valid is None else _to_device(target.valid, device)
-    if isinstance(target, Boxes):
-        return Padded(target, to_xyxy(array, target.format).unflatten(-1, (2, 2)), valid)
-    return Padded(target, array.to(torch.float64 if array.is_floating_point() else torch.int64), valid)
-
-
-def _to_device(value: Any, device: torch.device) -> torch.Tensor:
-    tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.require(value, requirements=["W"]))
-    if tensor.device != device:
-        tensor = (tensor.pin_memory() if tensor.is_cpu else tensor).to(device, non_blocking=True)
-    return tensor.detach().as_subclass(torch.Tensor)
-
-
-def _for_all_rows(motion: Motion, count: int) -> Motion:
-    """Return parameters with an entry for each image of the batch."""
+def _spread(motion: Motion, count: int) -> Motion:
+    """Return parameters with an entry for each image of the batch. Images without the record are not changed."""
 
     def spread(array: np.ndarray) -> np.ndarray:
-        array = array.astype(np.int64) if array.dtype == np.uint64 else array
         if motion.record.rows is None:
             return array
         result = np.zeros((count, *array.shape[1:]), array.dtype)
         result[motion.record.rows] = array
         return result
 
-    arrays = motion.arrays | ({"keys": motion.record.keys} if isinstance(motion.record, Elastic) else {})
-    arrays["changes"] = motion.changes[:, None]
-    arrays = {name: spread(array) for name, array in arrays.items()}
+    arrays = {name: spread(array) for name, array in (motion.arrays | {"changes": motion.changes[:, None]}).items()}
     return replace(motion, arrays=arrays, changes=spread(motion.changes), mirrors=spread(motion.mirrors))
 
 
@@ -199,38 +156,24 @@ def _broadcast(array: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
 
 def _broadcast_motion(motion: Motion, points: torch.Tensor) -> Motion:
-    displace: Callable[..., Any] | None = None
-    if isinstance(motion.record, Elastic):
-        displace = partial(_displace, motion.record, motion.arrays["keys"], motion.arrays["size_xy"])
     arrays = {name: _broadcast(array, points) for name, array in motion.arrays.items()}
-    return replace(motion, arrays=arrays, displace=displace)
+    return replace(motion, arrays=arrays, displace=_displace)
 
 
 def _displace(
-    record: Elastic, keys: torch.Tensor, sizes_xy: torch.Tensor, points: torch.Tensor, to_pixels: Callable[[Any], Any]
+    record: Elastic, points: torch.Tensor, keys: torch.Tensor, sizes_xy: torch.Tensor, to_pixels: Callable[[Any], Any]
 ) -> torch.Tensor:
-    """Move N×…×2 points by an elastic deformation; `keys` and `sizes_xy` are those of all images, (N, 2)."""
-    flat = points.reshape(-1, 2).to(torch.float64)
-    keys, sizes_xy = (_broadcast(array, points).expand(points.shape).reshape(-1, 2) for array in (keys, sizes_xy))
+    """Apply `displace` to a limited number of points at a time."""
     count = max(1, PIECE // kernel_size(max(record.sigma)) ** 2)
-    pieces = []
-    for start in range(0, len(flat), count):
-        part = slice(start, start + count)
-        weigh: Any = partial(_weigh, keys[part], sizes_xy[part])
-        upload_constant = partial(upload, device=points.device)
-        pieces.append(displace_flat(record, flat[part], sizes_xy[part], to_pixels, weigh, upload_constant))
-    return torch.cat(pieces).view(points.shape) if pieces else flat.view(points.shape)
+    arrays = (torch.broadcast_to(array, points.shape).reshape(-1, 2).split(count) for array in (points, keys, sizes_xy))
+    displace_piece: Any = partial(
+        displace, record, to_pixels=to_pixels, weigh=_weigh, to_array=partial(upload, device=points.device)
+    )
+    return torch.cat([displace_piece(*piece) for piece in zip(*arrays, strict=True)]).view(points.shape)
 
 
-def _weigh(
-    keys: torch.Tensor, sizes_xy: torch.Tensor, plane: int, rows: Any, columns: Any, weights: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Return the noise of a plane, or weighted sums of it; see `displace_flat`."""
-    width, height = (sizes_xy[:, axis].view(-1, *[1] * (rows.dim() - 1)) for axis in (0, 1))
-    indices = plane * height * width + rows * width + columns
-    words = philox_words(keys, (indices // 4).flatten(1) if indices.dim() > 1 else (indices // 4)[:, None])
-    words = words.gather(2, (indices % 4).reshape(*words.shape[:2], 1)).view(indices.shape)
-    noise = (words >> 8).to(torch.float64) * 2.0**-23 - (1 - 2.0**-24)
-    for axis_weights in weights[::-1]:  # along x, then along y
-        noise = (noise * axis_weights).sum(-1)
-    return noise
+def _weigh(keys: torch.Tensor, indices: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return weighted sums of noise; see `displace`."""
+    words = philox_words(keys, (indices // 4).flatten(1)).gather(2, (indices % 4).flatten(1)[:, :, None])
+    noise = ((words >> 8).to(torch.float64) * 2.0**-23 - (1 - 2.0**-24)).view(indices.shape)
+    return ((noise * weights[1]).sum(-1) * weights[0]).sum(-1)

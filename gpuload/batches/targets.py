@@ -7,7 +7,7 @@ dropped boxes are removed from the leaves that the worker identified (`gpuload.w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import torch
 
 from gpuload.batches.collate import FinishedColumns
 from gpuload.datasets.sample import Boxes, Keypoints, Mask, from_xyxy, to_xyxy
-from gpuload.datasets.tree import find_sibling
-from gpuload.ring.columns import Columns, ImageColumn, entry
+from gpuload.datasets.tree import Structure, find_sibling
+from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.stage import RaggedImages
 from gpuload.stage.device import upload, upload_arrays
 from gpuload.stage.masks import MaskStage
@@ -26,13 +26,12 @@ from gpuload.transforms.program.targets import SampleTargets, apply_records
 
 __all__ = [
     "exchange",
-    "exchange_order",
     "restore_targets",
     "sample_targets_of",
     "select_rows",
     "target_warning",
     "transform_targets",
-    "visibility_of",
+    "visibilities_of",
 ]
 
 # The methods that a user-defined transform needs for targets, each with the name and type of the targets.
@@ -61,7 +60,7 @@ def transform_targets(finished: FinishedColumns, stage: MaskStage, read: Callabl
         leaf, tensors = masks.leaf, [stacked for _, stacked in views if stacked is not None]
         if leaf is not None and len(tensors) == len(views):
             finished.full_columns[leaf] = finished.combine_views(tensors)
-    if finished.columns.points:
+    if finished.columns.points and not finished.padded:
         _move_points(finished)
 
 
@@ -80,60 +79,47 @@ def _move_points(finished: FinishedColumns) -> None:
     selections = []
     for (row, targets), *samples in zip(points.items(), *samples_of_views, strict=True):
         views = [restore_targets(targets, sample_targets) for sample_targets in samples]
-        for leaf, target in targets.items():
+        for leaf in targets:
             cells[leaf][row] = finished.combine_views([results[leaf] for results in views])
-            visibility = visibility_of(columns, row, leaf, target)
-            if visibility is not None:
-                finished.full_columns.pop(visibility, None)
-                entry_of_row = finished.cell(row, visibility)
-                cells[visibility][row] = finished.combine_views(
-                    [exchange(entry_of_row, target, sample.is_mirrored) for sample in samples]
-                )
-        if columns.fields and not finished.has_views:
-            fields = entry(columns.fields, row).get(finished.draws, ())
-            remaining = _remaining_entries(columns, fields, row, samples[0])
-            selections += [(row, leaf, entries) for leaf, entries in remaining]
+        for leaf, target in visibilities_of(columns.structure(row), targets).items():
+            finished.full_columns.pop(leaf, None)
+            value = finished.cell(row, leaf)
+            entries = [exchange(value, target, sample.is_mirrored) for sample in samples]
+            cells[leaf][row] = finished.combine_views(entries)
+        if not finished.has_views:
+            selections += [(row, leaf, entries) for leaf, entries in _remaining_entries(columns, row, samples[0])]
     values = select_rows((finished.cell(row, leaf), entries) for row, leaf, entries in selections)
     for (row, leaf, _), value in zip(selections, values, strict=True):
         finished.full_columns.pop(leaf, None)
         cells[leaf][row] = value
 
 
-def _remaining_entries(
-    columns: Columns, fields: Sequence[int], row: int, sample_targets: SampleTargets
-) -> Iterator[tuple[int, np.ndarray]]:
-    """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them (in `fields`), and the indices
-    of its remaining entries."""
+def _remaining_entries(columns: Columns, row: int, sample_targets: SampleTargets) -> Iterator[tuple[int, np.ndarray]]:
+    """If boxes or keypoints of a row were dropped, yield each leaf that belongs to them, and the indices of its
+    remaining entries."""
     valid = None if sample_targets.valid is None else np.flatnonzero(sample_targets.valid)
-    for leaf in fields:
+    for leaf in columns.fields_of(row):
         leaf, remaining = (leaf, sample_targets.kept_indices) if leaf >= 0 else (~leaf, valid)
         column = columns.points.get(leaf)
         if remaining is not None and (column is None or not isinstance(column.get(row), Boxes)):
             yield leaf, remaining
 
 
-def visibility_of(columns: Columns, row: int, leaf: int, target: Boxes | Keypoints) -> int | None:
-    """Return the leaf whose entries are exchanged with those of a target; None if there is none."""
-    if not isinstance(target, Keypoints) or not target.pairs:
-        return None
-    sibling = find_sibling(columns.structure(row), leaf, "visibility")
-    return None if sibling is None else sibling[0]
-
-
-def exchange_order(target: Keypoints) -> np.ndarray:
-    """Return the index of the point that takes the place of each of the K points in a mirrored image, int64 (K,)."""
-    order = np.arange(target.array.shape[-2])
-    for left, right in target.pairs or ():
-        order[[left, right]] = right, left
-    return order
+def visibilities_of(structure: Structure, targets: Mapping[int, Boxes | Keypoints]) -> dict[int, Keypoints]:
+    """Return the keypoints in a sample with whose `pairs` the entries of a visibility are exchanged, keyed by the leaf
+    of the visibility."""
+    keypoints = {leaf: target for leaf, target in targets.items() if isinstance(target, Keypoints) and target.pairs}
+    siblings = {leaf: find_sibling(structure, leaf, "visibility") for leaf in keypoints}
+    return {sibling[0]: keypoints[leaf] for leaf, sibling in siblings.items() if sibling is not None}
 
 
 def exchange(values: Any, target: Keypoints, is_mirrored: bool) -> Any:
-    """Exchange the entries of a sample's points, or of their visibility, by the `pairs` of keypoints if the image is
-    mirrored."""
+    """Exchange the entries of points, or of their visibility, by the `pairs` of keypoints if the image is mirrored."""
     if not (is_mirrored and target.pairs):
         return values
-    order, axis = exchange_order(target), target.array.ndim - 2
+    order, axis = np.arange(target.array.shape[-2]), target.array.ndim - 2
+    for left, right in target.pairs:
+        order[[left, right]] = right, left
     if isinstance(values, torch.Tensor):
         return values.index_select(axis, upload(order, values.device))
     return np.take(values, order, axis)

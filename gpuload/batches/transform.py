@@ -17,6 +17,7 @@ import torch
 from gpuload.batches.collate import FinishedColumns
 from gpuload.batches.combined_targets import combine_targets
 from gpuload.batches.mixing import Pairing, partners_of
+from gpuload.batches.padded_targets import transform_padded
 from gpuload.batches.targets import transform_targets
 from gpuload.errors import CollateError
 from gpuload.order.spec import BatchSpec
@@ -58,7 +59,14 @@ class BatchTransform:
     def _masks(self) -> MaskStage:
         return MaskStage(self.stage.device)
 
-    def __call__(self, spec: BatchSpec, columns: Columns, numbers: np.ndarray, read: ReadImages) -> FinishedColumns:
+    def __call__(
+        self,
+        spec: BatchSpec,
+        columns: Columns,
+        numbers: np.ndarray,
+        read: ReadImages,
+        padded: Sequence[Any] = (),
+    ) -> FinishedColumns:
         """Transform a batch, except for the modules at the end.
 
         Args:
@@ -66,6 +74,7 @@ class BatchTransform:
             numbers: int64 (N,), which define the samples that are combined: those whose numbers differ only in the last
                 bit (for pairs) or the last two bits (for groups of four).
             read: returns the pixels of a column of images or masks. Of clips, it returns all frames, clip after clip.
+            padded: see `FinishedColumns`.
 
         Raises:
             DrawError: the parameters of a transform cannot be drawn for an image.
@@ -73,7 +82,7 @@ class BatchTransform:
         """
         check_draws(columns)
         chain, programs, partners = self._chain, self._draw_programs(spec, columns), None
-        finished = FinishedColumns(columns, self.has_views, programs)
+        finished = FinishedColumns(columns, self.has_views, programs, padded=padded)
         if chain.mixing is not None:
             partners = partners_of(numbers, columns.positions // self._repeats)
             finished.pairing = Pairing.of(chain.mixing, partners, columns, [views[0] for views in programs])
@@ -84,6 +93,8 @@ class BatchTransform:
         for part in finished.parts() if columns.has_targets else ():
             if part.columns.has_targets:
                 (combine_targets if chain.is_combining else transform_targets)(part, self._masks, read)
+            if padded and part.columns.points:
+                transform_padded(part)
         for images, views in zip(columns.images, programs, strict=True):
             pixels = _restore_dtype(images, read(images))
             finished.images.append(self._make_views(pixels, len(pixels) // len(images), views, partners))

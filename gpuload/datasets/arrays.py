@@ -20,10 +20,10 @@ def namespace(array: Any) -> Any:
 
 
 def cast(array: Any, dtype: Any) -> Any:
-    """Return a copy of an array in the dtype of this name; a tensor that has this dtype is returned itself."""
+    """Return a copy of an array in this dtype, or the dtype of this name; return a tensor of this dtype itself."""
     if isinstance(array, np.ndarray | np.generic):
         return array.astype(dtype)
-    return array.to(getattr(namespace(array), str(dtype)))
+    return array.to(getattr(namespace(array), str(dtype).removeprefix("torch.")))
 
 
 def is_integer(array: Any) -> bool:

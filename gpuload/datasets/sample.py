@@ -48,11 +48,11 @@ __all__ = [
     "format_name",
     "from_xyxy",
     "is_batch_form",
-    "make_target",
     "plain_meta",
     "read",
     "takes_meta",
     "to_xyxy",
+    "with_values",
 ]
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
@@ -235,11 +235,13 @@ class _Movable:
     def to(self, device: Any, non_blocking: bool = False) -> Self:
         """Return the coordinates as tensors on a device; frameworks call this method to move a batch."""
         torch: Any = importlib.import_module("torch")
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # pyright: ignore[reportArgumentType]
-        for name in ("array", "valid"):
-            if values[name] is not None:
-                values[name] = torch.as_tensor(values[name]).to(device, non_blocking=non_blocking)
-        return make_target(type(self), **values)
+        arrays = {name: getattr(self, name) for name in ("array", "valid")}
+        moved = {
+            name: torch.as_tensor(array).to(device, non_blocking=non_blocking)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        return with_values(self, **moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +251,7 @@ class Boxes(_Movable):
     Args:
         array: (n, 4), floats or integers; n may be 0. A Loader returns boxes in the same dtype, except that lists of
             floats become float32, and integers of 8 and 16 bits become int32. The boxes of a batch are N×M×4, for N
-            images with up to M boxes; a tensor stays on its device, where its values are not checked.
+            images with up to M boxes; a tensor on a device stays there, and its values are not checked.
         format: ``"xyxy"`` (left, top, right, bottom), ``"xywh"`` (left, top, width, height) or ``"cxcywh"`` (centre,
             width, height).
         canvas_hw: the height and width of the image that the boxes were drawn on, if known. A Loader warns if the
@@ -286,8 +288,8 @@ class Boxes(_Movable):
         if self.canvas_hw is not None:
             canvas_hw = pair("Boxes(canvas_hw=…)", self.canvas_hw, form="(height, width)", entry=integer)
             object.__setattr__(self, "canvas_hw", canvas_hw)
-        array, tensor = _to_batch_array("Boxes", self.array)
-        if array.size == 0 and array.ndim <= 2 and tensor is None:
+        array = _to_numeric_array("Boxes", self.array)
+        if array.ndim <= 2 and array.size == 0:
             array = array.reshape(0, 4)
         if array.ndim not in (2, 3) or array.shape[-1] != 4:
             remedy = "; write [box]" if array.shape == (4,) else ""
@@ -299,13 +301,13 @@ class Boxes(_Movable):
                 f"{tuple(array.shape)}{remedy}"
             )
         valid = _valid_rows("Boxes", self.valid, array, array.ndim == 3)
+        object.__setattr__(self, "array", array)
         object.__setattr__(self, "valid", valid)
-        if tensor is None or tensor.is_cpu:
-            self._check_values(array if array.ndim == 2 or valid is None else array[np.asarray(valid)])
-        object.__setattr__(self, "array", array if tensor is None or array.ndim == 2 else tensor)
+        if isinstance(array, np.ndarray):
+            has_mask = isinstance(valid, np.ndarray)
+            self._check_values(array[valid] if has_mask else array.reshape(-1, 4))
 
     def _check_values(self, array: np.ndarray) -> None:
-        array = array.reshape(-1, 4)
         if not np.isfinite(array).all():
             row = int((~np.isfinite(array)).any(axis=1).argmax())
             raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
@@ -355,7 +357,7 @@ class Keypoints(_Movable):
 
     def __post_init__(self) -> None:
         _check_draws(self)
-        array, tensor = _to_batch_array("Keypoints", self.array)
+        array = _to_numeric_array("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
@@ -368,8 +370,7 @@ class Keypoints(_Movable):
         if self.pairs is not None:
             object.__setattr__(self, "pairs", _check_pairs(self.pairs, array.shape))
         object.__setattr__(self, "valid", _valid_rows("Keypoints", self.valid, array, array.ndim > 2))
-        keeps_tensor = tensor is not None and not (tensor.is_cpu and self.valid is None)
-        object.__setattr__(self, "array", tensor if keeps_tensor else array)
+        object.__setattr__(self, "array", array)
 
 
 Target = Mask | Boxes | Keypoints
@@ -386,12 +387,12 @@ def is_batch_form(target: Target) -> bool:
     return target.valid is not None or not getattr(target.array, "is_cpu", True)
 
 
-def make_target(cls: type[Any], **values: Any) -> Any:
-    """Create a `Boxes` or `Keypoints` from results, which are not checked."""
-    target = object.__new__(cls)
-    for attribute in fields(cls):
-        object.__setattr__(target, attribute.name, values.get(attribute.name, attribute.default))
-    return target
+def with_values(target: Any, **values: Any) -> Any:
+    """Return a copy of boxes or keypoints with other values, which are not checked."""
+    result = object.__new__(type(target))
+    for attribute in fields(target):
+        object.__setattr__(result, attribute.name, values.get(attribute.name, getattr(target, attribute.name)))
+    return result
 
 
 def explain_batch_form(target: Target) -> str:
@@ -526,14 +527,16 @@ def _to_array(name: str, value: object) -> np.ndarray:
 
 
 def _to_numeric_array(name: str, value: Any) -> np.ndarray:
-    """Convert the user's numbers to an array of a dtype that torch also has. A mask on a device, for `gpuload.Augment`,
-    is returned unchanged."""
+    """Convert the user's numbers to an array of a dtype that torch also has. Masks, and boxes or keypoints of a batch,
+    that are on a device, for `gpuload.Augment`, stay tensors."""
     if getattr(value, "is_cpu", True) is False:
         if name == "Mask":
             return value
+        if value.dim() > 2 and (value.is_floating_point() or is_integer(value)):
+            return cast(value, "int32") if is_integer(value) and value.element_size() < 4 else value
         form = "N×M×4" if name == "Boxes" else "N×M×…×2"
         raise ValueError(
-            f"{name}() takes the numbers of one image on the CPU, got a tensor of shape {tuple(value.shape)} on "
+            f"{name}() takes the numbers of one image on the CPU, got {value.dtype} of shape {tuple(value.shape)} on "
             f"{value.device}; on a device, pass all images of the batch together, {form} with valid=…, such as "
             f"{name}(torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), valid=[*map(len, tensors)])"
         )
@@ -554,22 +557,6 @@ def _to_numeric_array(name: str, value: Any) -> np.ndarray:
     if kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _to_batch_array(name: str, value: Any) -> tuple[Any, Any]:
-    """Return coordinates as an array, and as a tensor if they are a tensor that may belong to a batch, otherwise None.
-    A tensor on a device is returned in place of the array."""
-    is_tensor = hasattr(value, "is_cpu") and hasattr(value, "dim")
-    if not is_tensor or value.dim() < 3:
-        return _to_numeric_array(name, value), None
-    if value.is_cpu:
-        array = _to_numeric_array(name, value)
-        return array, namespace(value).from_numpy(array)
-    dtype = str(value.dtype).removeprefix("torch.")
-    if not (value.is_floating_point() or is_integer(value)):
-        raise TypeError(f"{name}() takes an array of numbers, got {dtype} of shape {tuple(value.shape)}")
-    tensor = cast(value, "int32") if is_integer(value) and value.element_size() < 4 else value
-    return tensor, tensor
 
 
 def _valid_rows(name: str, valid: Any, array: Any, is_batch: bool) -> Any:
@@ -594,7 +581,7 @@ def _valid_rows(name: str, valid: Any, array: Any, is_batch: bool) -> Any:
             f"{name}(valid=…) must be bool of shape {shape}, or {shape[0]} integers, the number of rows of each image, "
             f"for an array of shape {tuple(array.shape)}; got {dtype} of shape {tuple(rows.shape)}"
         )
-    return namespace(valid).from_numpy(rows) if is_host and hasattr(valid, "is_cpu") else rows
+    return rows
 
 
 def _check_pairs(pairs: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -678,7 +665,7 @@ def to_xyxy(boxes: Any, box_format: str) -> Any:
 
 
 def from_xyxy(boxes: Any, box_format: str, dtype: Any) -> Any:
-    """Convert (…, 4) boxes from left, top, right, bottom to `box_format` and the dtype of this name."""
+    """Convert (…, 4) boxes from left, top, right, bottom to `box_format` and a dtype."""
     if box_format != "xyxy":
         start, extent = boxes[..., :2], boxes[..., 2:] - boxes[..., :2]
         if box_format == "cxcywh":

@@ -306,6 +306,10 @@ class Columns:
         points = {leaf: column for leaf, column in points.items() if len(column)}
         return replace(self, images=images, masks=masks, points=points)
 
+    def fields_of(self, row: int) -> tuple[int, ...]:
+        """Return the `fields` of a sample for the `draws` of its first image."""
+        return entry(self.fields, row).get(self.images[0].draws[0], ()) if self.fields else ()
+
     def structure(self, row: int) -> Structure:
         return entry(self.structures, row)
 

@@ -21,14 +21,17 @@ from gpuload.decode.options import Decode
 from gpuload.errors import visible
 from gpuload.transforms.base import Transform
 from gpuload.transforms.chain import Chain
+from gpuload.transforms.program.ops import Reformat
 
 __all__ = [
     "WARNING_PREFIX",
     "box_droppers",
     "check_visibility",
+    "explain_format_conflict",
     "explain_target_conflict",
     "find_fields",
     "format_size",
+    "leaf_transforms",
     "mask_mismatch",
     "size_warning",
     "unit_warning",
@@ -42,13 +45,13 @@ COCO: Final = ("area", "iscrowd", "visibility")  # COCO's names for values per o
 
 def box_droppers(chain: Chain) -> list[Any]:
     """Return the transforms of a chain that drop boxes, in written order."""
-    droppers = {id(transform): transform for transform in _leaf_transforms(chain) if transform.drops_boxes}
+    droppers = {id(transform): transform for transform in leaf_transforms(chain) if transform.drops_boxes}
     return list(droppers.values())
 
 
 def explain_target_conflict(chain: Chain) -> str | None:
     """Return the reason why a chain cannot be applied to samples with targets; None if it can."""
-    for transform in _leaf_transforms(chain):
+    for transform in leaf_transforms(chain):
         name = type(transform).__name__
         if transform.image_only:
             return (
@@ -70,9 +73,21 @@ def explain_target_conflict(chain: Chain) -> str | None:
     return None
 
 
+def explain_format_conflict(chain: Chain) -> str | None:
+    """Return the reason why the boxes of a batch may not have one format after a chain; None if they have."""
+    for transform in (transform for line in chain.lines for transform in line.transforms):
+        if transform.children and any(outline.kind is Reformat for outline in transform.outline):
+            return (
+                "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images, but all "
+                "boxes of a batch have one format; put it outside"
+            )
+    return None
+
+
 def check_visibility(structure: Structure, leaves: Sequence[object], targets: Mapping[int, Target]) -> None:
     """Raise a ValueError if the visibility next to keypoints with pairs, whose entries are exchanged with the points,
     does not match the keypoints."""
+    exchanges: dict[int, Any] = {}
     for leaf, target in targets.items():
         if isinstance(target, Keypoints) and target.pairs:
             sibling = find_sibling(structure, leaf, "visibility")
@@ -82,6 +97,12 @@ def check_visibility(structure: Structure, leaves: Sequence[object], targets: Ma
                 raise ValueError(
                     f"the visibility next to Keypoints(pairs=…) of shape {target.array.shape} must be an array or "
                     f"tensor of shape {expected}, so that its entries are exchanged with the points, got {actual}"
+                )
+            exchange = target.pairs, target.draws or 0
+            if sibling is not None and exchanges.setdefault(sibling[0], exchange) != exchange:
+                raise ValueError(
+                    "the visibility next to two Keypoints with different pairs= or draws= cannot be exchanged with "
+                    "both; put each Keypoints into a separate dict with its visibility"
                 )
 
 
@@ -104,7 +125,7 @@ def find_fields(
             match.
     """
     droppers = box_droppers(chain)
-    point_droppers = [transform for transform in _leaf_transforms(chain) if transform.drops_points]
+    point_droppers = [transform for transform in leaf_transforms(chain) if transform.drops_points]
     others = {leaf: target for leaf, target in targets.items() if (target.draws or 0) != draws}
     if len(others) == len(targets) > 0 and not (chain.reads_boxes or chain.is_combining):
         return ()  # there is nothing to drop
@@ -524,7 +545,7 @@ def _list_entries(node: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _leaf_transforms(chain: Chain) -> Iterator[Transform]:
+def leaf_transforms(chain: Chain) -> Iterator[Transform]:
     """Yield the transforms of a chain that contain no other transforms, in written order."""
     stack = [transform for line in chain.lines for transform in line.transforms][::-1]
     while stack:

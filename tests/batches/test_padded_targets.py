@@ -105,6 +105,66 @@ def test_keypoints_without_valid_are_returned_as_a_tensor_beside_padded_boxes():
     assert moved["keypoints"].tolist() == [[[[54, 1]] * 3]] * 2
 
 
+@pytest.mark.parametrize("chain", [CHAINS["sanitized"], CHAINS["converted"]], ids=["sanitized", "converted"])
+@pytest.mark.filterwarnings("ignore:.*lie outside their image")
+def test_padded_targets_with_different_draws_equal_targets_in_lists(chain):
+    images, first, second = image_batch(COUNT), make_padded(COUNT), make_padded(COUNT, "xywh")
+    draws = {f'batch["{name}"]["{key}"]': int(name == "b") for name in "ab" for key in ("image", "boxes", "points")}
+    augment = gl.Augment(chain, draws=draws, ragged="list")
+    padded = augment({"a": {"image": images, **first}, "b": {"image": images, **second}}, positions=range(COUNT))
+    lists = augment(
+        {
+            name: {"image": images, **{key: [target[key] for target in as_lists(targets)] for key in targets}}
+            for name, targets in (("a", first), ("b", second))
+        },
+        positions=range(COUNT),
+    )
+    for name in "ab":
+        assert all(map(torch.equal, padded[name]["image"], lists[name]["image"]))
+        rows = zip(*(lists[name][key] for key in first), strict=True)
+        assert_equal_targets(padded[name], [dict(zip(first, row, strict=True)) for row in rows])
+    assert not all(map(torch.equal, padded["a"]["image"], padded["b"]["image"]))
+
+
+def test_mask_with_draws_of_its_own_follows_the_image_with_these_draws():
+    pixels = torch.randint(0, 255, (COUNT, 3, 40, 56), dtype=torch.uint8)
+    batch = {"anchor": pixels, "positive": pixels, "mask": gl.Mask(pixels[:, 0], draws=1)}
+    augment = gl.Augment([T.RandomHorizontalFlip(), T.RandomCrop(30)], draws={"positive": 1})
+    moved = augment(batch)
+    assert torch.equal(moved["mask"], moved["positive"][:, 0])
+    assert not torch.equal(moved["mask"], moved["anchor"][:, 0])
+
+
+def test_padded_targets_may_be_read_only_and_have_negative_strides():
+    points_yx = np.ones((2, 1, 3, 2)) * [20, 10]
+    points = gl.Keypoints(points_yx[..., ::-1], valid=[1, 1])
+    boxes = gl.Boxes(np.broadcast_to(np.float32([1, 2, 3, 4]), (2, 1, 4)))
+    _, moved = gl.Augment([T.CenterCrop((40, 50))])(image_batch(2), {"boxes": boxes, "points": points})
+    assert moved["points"].array.tolist() == [[[[7, 20]] * 3]] * 2
+    assert moved["boxes"].array.tolist() == [[[0, 2, 0, 4]]] * 2
+
+
+@pytest.mark.parametrize("sanitize", [T.SanitizeBoundingBoxes(), T.SanitizeKeyPoints()])
+def test_padded_targets_without_any_box_or_keypoint_are_moved(sanitize):
+    boxes = gl.Boxes(torch.zeros(2, 0, 4, dtype=torch.int64))
+    points = gl.Keypoints(torch.zeros(2, 0, 3, 2), pairs=[(0, 1)], valid=[0, 0])
+    batch = {"boxes": boxes, "labels": torch.zeros(2, 0), "points": points}
+    chain = [T.RandomHorizontalFlip(1.0), T.RandomRotation(30), T.ElasticTransform(), sanitize]
+    _, moved = gl.Augment(chain)(image_batch(2), batch)
+    assert (moved["boxes"].array.shape, moved["boxes"].array.dtype) == ((2, 0, 4), torch.int64)
+    assert (moved["boxes"].valid.shape, moved["points"].valid.shape) == ((2, 0), (2, 0))
+    assert moved["points"].array.shape == (2, 0, 3, 2)
+
+
+def test_keypoints_without_valid_get_one_from_a_transform_that_drops_them():
+    points = torch.tensor([[[3.0, 4], [99, 4]]] * 4)
+    batch = {"boxes": gl.Boxes([[[1, 1, 30, 30]]] * 4), "points": gl.Keypoints(points)}
+    _, moved = gl.Augment([T.SanitizeKeyPoints()])(image_batch(4), batch)
+    assert moved["points"].valid.tolist() == [[True, False]] * 4
+    _, moved = gl.Augment([T.RandomApply([T.SanitizeKeyPoints()], p=0.0)])(image_batch(4), batch)
+    assert moved["points"].valid.all()
+
+
 class Shift(T.Custom):
     moves_pixels = True
 
@@ -124,12 +184,12 @@ PAIRED = {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 4)}
         ([T.RandomIoUCrop()], PAIRED,
          "RandomIoUCrop draws its crop from the boxes on the CPU, but boxes and keypoints of a batch, such as "
          "Boxes(N×M×4), are transformed on the device without waiting for it; remove RandomIoUCrop, use it in the "
-         "Loader that makes the batch, or pass a list with the boxes of each image on the CPU"),
+         "Loader that makes the batch, or pass a list with the boxes or keypoints of each image on the CPU"),
         ([T.Mosaic(20)], PAIRED, "Mosaic moves boxes from image to image on the CPU"),
         ([T.CopyPaste()], PAIRED, "CopyPaste moves boxes from image to image on the CPU"),
-        ([Shift()], PAIRED, "Shift.apply_boxes gets NumPy arrays, but boxes of a batch are transformed on the device"),
-        ([T.SanitizeKeyPoints()], {**PAIRED, "points": gl.Keypoints(torch.ones(4, 2, 2))},
-         "pass Keypoints(N×M×…×2, valid=…), such as valid=torch.ones(N, M, dtype=torch.bool)"),
+        ([Shift()], PAIRED, "Shift.apply_boxes gets arrays on the CPU, but boxes and keypoints of a batch, such as"),
+        ([Shift()], PAIRED, "waiting for it; remove Shift, use it in the Loader that makes the batch, or pass"),
+        ([T.RandomApply([T.RandomIoUCrop()])], PAIRED, "RandomIoUCrop draws its crop from the boxes on the CPU"),
         ([T.RandomApply([T.ConvertBoundingBoxFormat("xywh")])], PAIRED,
          "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images"),
         ([T.CenterCrop(9)], {**PAIRED, "points": [gl.Keypoints([[1, 2]])] * 4},
@@ -142,6 +202,13 @@ PAIRED = {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 4)}
 def test_padded_targets_are_refused_with_reason_and_remedy(chain, batch, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         gl.Augment(chain)(image_batch(4), batch)
+
+
+def test_padded_targets_on_another_device_than_the_images_are_refused():
+    boxes = gl.Boxes(torch.zeros(2, 1, 4, device="meta"))
+    text = "batch[1] is on meta, but batch[0] is on cpu; move images and targets to one device"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        gl.Augment([T.CenterCrop(9)])(image_batch(2), boxes)
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_positions_on_the_device_raise():
 @pytest.mark.parametrize(
     ("device", "devices", "message"),
     [
-        ("cpu", ["cuda:0"], "Augment works on cpu; move images and masks to one device, and pass"),
+        ("cpu", ["cuda:0"], "Augment works on cpu; move images and targets to one device, and pass"),
         ("cuda:0", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda:0"),
         ("cuda", ["cuda:1"], "batch is on cuda:1, but Augment works on cuda"),
         (None, ["cuda:0", "cuda:1"], "batch[1] is on cuda:1, but batch[0] is on cuda:0"),

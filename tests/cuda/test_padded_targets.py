@@ -76,7 +76,7 @@ def test_lengths_on_the_device_become_a_mask_without_a_wait():
 
 
 def test_boxes_of_one_image_on_the_device_raise_an_error_with_a_remedy():
-    text = "Boxes() takes the numbers of one image on the CPU, got a tensor of shape (1, 4) on cuda:0; on a device"
+    text = "Boxes() takes the numbers of one image on the CPU, got torch.float32 of shape (1, 4) on cuda:0; on a device"
     with pytest.raises(ValueError, match=re.escape(text)):
         gl.Boxes(torch.zeros(1, 4, device=HERE))
 

@@ -19,6 +19,7 @@ CHAINS = {
     "clamped": [T.RandomCrop(40, pad_if_needed=True), T.ClampBoundingBoxes(), T.ClampKeyPoints()],
     "sanitized": [T.RandomResizedCrop(30), T.SanitizeBoundingBoxes(min_size=5), T.RandomRotation(30)],
     "sanitized keypoints": [T.RandomCrop(30), T.SanitizeKeyPoints(), T.RandomHorizontalFlip()],
+    "keypoints of some images": [T.RandomApply([T.SanitizeKeyPoints()], p=0.5)],
     "sanitized twice": [
         T.SanitizeBoundingBoxes(min_area=60), T.RandomPerspective(p=0.5), T.SanitizeBoundingBoxes(min_size=3)
     ],
@@ -53,9 +54,9 @@ def as_lists(targets: dict[str, Any]) -> list[dict[str, Any]]:
     boxes, labels, points = (targets[name] for name in ("boxes", "labels", "points"))
     return [
         {
-            "boxes": gl.Boxes(boxes.array[row][:length].cpu().numpy(), boxes.format),
+            "boxes": gl.Boxes(torch.as_tensor(boxes.array[row][:length]).cpu().numpy(), boxes.format),
             "labels": labels[row][:length].cpu(),
-            "points": gl.Keypoints(points.array[row][:length].cpu().numpy()),
+            "points": gl.Keypoints(torch.as_tensor(points.array[row][:length]).cpu().numpy()),
         }
         for row, length in enumerate(LENGTHS[: len(labels)])
     ]

@@ -116,6 +116,47 @@ def test_views_of_padded_boxes_in_a_loader_are_a_list():
     assert padded[0].array[2, 0].tolist() == [35, 5, 45, 20]
 
 
+def test_each_view_of_padded_boxes_has_its_own_format():
+    views = T.MultiView([[T.ConvertBoundingBoxFormat("xywh")], [T.CenterCrop(20)]])
+    _, padded = only_batch(lambda i: (image(), gl.Boxes([[12, 15, 22, 18]])), boxes="padded", transforms=[views])
+    assert [view.format for view in padded] == ["xywh", "xyxy"]
+    assert [view.array[0].tolist() for view in padded] == [[[12, 15, 10, 3]], [[0, 5, 7, 8]]]
+
+
+def test_views_pad_the_visibility_of_keypoints_next_to_boxes():
+    views = T.MultiView([[T.RandomHorizontalFlip(1.0)], [T.CenterCrop(20)]])
+    _, padded = only_batch(sample, boxes="padded", transforms=[views])
+    _, lists = only_batch(sample, transforms=[views])
+    assert [view.shape for view in padded["visibility"]] == [(3, 3, 3)] * 2
+    for row, target in enumerate(lists):
+        for view, expected in zip(padded["visibility"], target["visibility"], strict=True):
+            assert torch.equal(view[row, : len(expected)], torch.as_tensor(expected))
+            assert not view[row, len(expected) :].any()
+
+
+def test_boxes_of_images_with_different_draws_are_padded_each_with_the_values_next_to_them():
+    def make(index):
+        views = {}
+        for draws, count in ((0, index % 3), (1, (index + 1) % 3)):
+            views[f"view {draws}"] = {
+                "image": gl.Image(image().hwc, draws=draws),
+                "boxes": gl.Boxes(boxes(count) + index, draws=draws),
+                "labels": np.arange(count),
+            }
+        return views
+
+    options = {"transforms": CHAIN, "batch_size": 8}
+    padded, lists = only_batch(make, 8, boxes="padded", **options), only_batch(make, 8, **options)
+    for name, target in padded.items():
+        assert target["boxes"].draws == int(name[-1])
+        for row, expected in enumerate(lists[name]):
+            valid = target["boxes"].valid[row]
+            assert torch.equal(target["boxes"].array[row][valid], expected["boxes"])
+            assert torch.equal(target["labels"][row][valid], torch.as_tensor(expected["labels"]))
+            assert torch.equal(target["image"][row], expected["image"])
+    assert not torch.equal(padded["view 0"]["image"], padded["view 1"]["image"])
+
+
 def test_boxes_of_several_formats_are_padded_after_a_conversion():
     make = lambda i: (image(), gl.Boxes([[1, 2, 7, 9]], ("xyxy", "xywh")[i % 2]))  # noqa: E731
     text = r"must have one format, but sample\[1\] of sample 0 is 'xyxy', and sample\[1\] of sample 1 is 'xywh'; put a"
@@ -126,18 +167,27 @@ def test_boxes_of_several_formats_are_padded_after_a_conversion():
     assert padded.format == "xyxy"
 
 
+def test_keypoints_of_an_image_are_stacked_beside_as_many_padded_boxes():
+    make = lambda i: (image(), {"boxes": gl.Boxes(boxes(3)), "pose": gl.Keypoints(boxes(3)[:, :2], pairs=())})  # noqa: E731
+    _, padded = only_batch(make, boxes="padded")
+    assert isinstance(padded["pose"], torch.Tensor)
+    assert padded["boxes"].array.shape == (3, 3, 4)
+
+
 @pytest.mark.parametrize(
-    ("labels", "text"),
+    ("target", "text"),
     [
-        (lambda i: np.zeros(i, ("int64", "int32", "float32")[i]),
-         "the values that belong to boxes differ: sample[1]['labels'] of sample 1 is int32 array 1"),
-        (lambda i: [1] * i, "all samples of a batch must have the same structure"),
+        (lambda i: {"boxes": gl.Boxes(boxes(1)), "labels": [1] * i}, "all samples of a batch must have the same"),
+        (lambda i: {"boxes": gl.Boxes(boxes(1).astype(("float32", "int32")[i]))},
+         'are stacked, but sample[1]["boxes"] of sample 0 is float32 tensor 1×4, and sample[1]["boxes"] of sample 1 is '
+         "int32 tensor 1×4; return one dtype"),
+        (lambda i: {"boxes": gl.Boxes(boxes(1)), "keypoints": gl.Keypoints(np.zeros((1, 3 + i, 2)))},
+         'sample[1]["keypoints"] of sample 0 is float64 tensor 1×3×2, and sample[1]["keypoints"] of sample 1 is'),
     ],
 )  # fmt: skip
-def test_values_that_cannot_be_padded_are_refused(labels, text):
-    text = text.replace("'", '"').replace("int32 array", "int32 tensor")
+def test_values_that_cannot_be_padded_are_refused(target, text):
     with pytest.raises(gl.CollateError, match=re.escape(text)):
-        only_batch(lambda i: (image(), {"boxes": gl.Boxes(boxes(i)), "labels": labels(i)}), boxes="padded")
+        only_batch(lambda i: (image(), target(i)), 2, boxes="padded")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +197,10 @@ def test_values_that_cannot_be_padded_are_refused(labels, text):
         (
             {"boxes": "padded", "collate_fn": list},
             "boxes='padded' cannot be combined with a collate_fn, which gets",
+        ),
+        (
+            {"boxes": "padded", "transforms": [T.RandomApply([T.ConvertBoundingBoxFormat("xywh")])]},
+            "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images",
         ),
         ({"boxes": "padded", "batch_size": None}, "boxes='padded' cannot be combined with batch_size=None, which gets"),
     ],

@@ -155,6 +155,23 @@ def test_workers_give_the_batches_of_the_main_process():
     assert all(torch.equal(target[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("form", ["loader", "padded"])
+def test_visibility_of_two_sets_of_keypoints_is_exchanged_once(form):
+    visibility = np.arange(5)
+    targets = {"keypoints": points_of(1), "refined": points_of(2), "visibility": visibility}
+    if form == "loader":
+        names = ("keypoints", "refined")
+        make = lambda i: (image(), {**targets, **{n: gl.Keypoints(targets[n], pairs=PAIRS) for n in names}})  # noqa: E731
+        _, target = only_batch(make, 1, transforms=[T.RandomHorizontalFlip(1.0)])
+    else:
+        batch: Any = {
+            name: gl.Keypoints(targets[name][None], pairs=PAIRS, valid=[5]) for name in ("keypoints", "refined")
+        }
+        batch["visibility"] = torch.from_numpy(visibility)[None]
+        _, target = gl.Augment([T.RandomHorizontalFlip(1.0)])(image_batch(1), batch)
+    assert target["visibility"].tolist() == [ORDER]
+
+
 ANY = np.zeros((3, 2))
 
 
@@ -185,9 +202,16 @@ def test_keypoints_refuse_invalid_pairs(make, error, text):
          "must be an array or tensor of shape (5,), so that its entries are exchanged with the points, got float"),
         (lambda i: (image(), {"k": gl.Keypoints(points_of(i), pairs=PAIRS), "visibility": [1] * 5}), [],
          "so that its entries are exchanged with the points, got a list"),
+        (lambda i: (image(), {"k": gl.Keypoints(points_of(i), pairs=PAIRS), "visibility": np.zeros(5),
+                              "l": gl.Keypoints(points_of(i), pairs=[(1, 2)])}), [],
+         "the visibility next to two Keypoints with different pairs= or draws= cannot be exchanged with both"),
+        (lambda i: (image(), gl.Image(pixels(), draws=1), {
+            "k": gl.Keypoints(points_of(i), pairs=PAIRS), "visibility": np.zeros(5),
+            "l": gl.Keypoints(points_of(i), pairs=PAIRS, draws=1)}), [],
+         "or draws= cannot be exchanged with both; put each Keypoints into a separate dict"),
         (pose, [T.SanitizeKeyPoints()], "but pairs= gives each point a fixed index; pass keypoints of shape (n, K, 2)"),
         (lambda i: (image(), gl.Keypoints(points_of(i)[i:], pairs=())), [],
-         "keypoints with pairs= are stacked, but sample[1] of sample 0 is float32 tensor 5×2, and sample[1] of"),
+         "keypoints with pairs=, are stacked, but sample[1] of sample 0 is float32 tensor 5×2, and sample[1] of"),
         (pose, [T.Mosaic(20)], "Mosaic combines the keypoints of several images, so that keypoints with pairs= must"),
     ],
 )  # fmt: skip

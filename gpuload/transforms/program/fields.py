@@ -18,8 +18,9 @@ from gpuload.datasets.arrays import cast, namespace
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
 from gpuload.transforms.program.ops import Elastic
+from gpuload.transforms.program.windows import padded_indices
 
-__all__ = ["displace", "displace_flat", "gaussian", "kernel_size"]
+__all__ = ["displace", "gaussian", "kernel_size"]
 
 
 def kernel_size(sigma: float) -> int:
@@ -34,64 +35,49 @@ def gaussian(sigma: float, size: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def displace(record: Elastic, i: int, points: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return points (…, 2), x and y, of image `i` of a record, after the deformation. Each point moves by the
-    displacement of the pixel that `to_pixels` (np.ceil or np.trunc) selects for the point."""
-    size_hw, key = record.sizes_hw[i], Key(*record.keys[i].tolist())
-    flat = points.reshape(-1, 2).astype(np.float64)
-
-    def weigh(plane: int, rows: np.ndarray, columns: np.ndarray, weights: Sequence[np.ndarray]) -> np.ndarray:
-        noise = _noise(key, plane, rows, columns, size_hw)
-        return np.einsum("nyx,y,x->n", noise, *weights) if weights else noise
-
-    return displace_flat(record, flat, size_hw[None, ::-1], to_pixels, weigh, np.asarray).reshape(points.shape)
+def _weigh(keys: np.ndarray, indices: np.ndarray, weights: Sequence[np.ndarray]) -> np.ndarray:
+    """Return weighted sums of the noise of one image; see `displace`."""
+    if not len(keys):
+        return np.zeros(0)
+    counters = np.zeros((indices.size, 4), np.uint32)
+    counters[:, 0] = (indices // 4).ravel()
+    words = philox.philox4x32(counters, Key(*keys[0].tolist()))[np.arange(indices.size), (indices % 4).ravel()]
+    noise = (words >> np.uint32(8)).astype(np.float64) * 2.0**-23 - (1 - 2.0**-24)
+    return np.einsum("nyx,y,x->n", noise.reshape(indices.shape), *weights)
 
 
-def displace_flat(
+def displace(
     record: Elastic,
     points: Any,
+    keys: Any,
     sizes_xy: Any,
     to_pixels: Callable[[Any], Any],
-    weigh: Callable[[int, Any, Any, Sequence[Any]], Any],
-    to_array: Callable[[np.ndarray], Any],
+    weigh: Callable[[Any, Any, Sequence[Any]], Any] = _weigh,
+    to_array: Callable[[np.ndarray], Any] = np.asarray,
 ) -> Any:
-    """Return float64 points (n, 2) after the deformation.
+    """Return points (…, 2), x and y, after the deformation, float64.
 
     Args:
         record: the strength and the smoothing.
-        points, to_pixels: as for `displace`; points can be a tensor.
-        sizes_xy: the width and height of the image of each point, or of all points, (n or 1, 2).
-        weigh: returns the noise of a plane at rows and columns, (n,); or, with weights along y and along x, the
-            weighted sum of the noise at rows (n, y, 1) and columns (n, 1, x).
+        points: the points, of one image if they are an array, or of several images if they are a tensor.
+        keys, sizes_xy: the words of the random key, int64, and the width and height of the image of each point; they
+            broadcast against the points.
+        to_pixels: ceil or trunc; each point moves by the displacement of the pixel that this function selects.
+        weigh: given keys (n, 2), indices of noise values (n, y, x), and weights along y and x, returns weighted sums of
+            the noise, (n,). The default takes arrays of one image.
         to_array: converts a NumPy array to the type of `points`.
     """
-    xp, moved = namespace(points), []
+    xp, shape, moved = namespace(points), points.shape, []
+    keys, sizes_xy = (xp.broadcast_to(array, shape).reshape(-1, 2) for array in (keys, sizes_xy))
+    points = cast(points.reshape(-1, 2), "float64")
     pixels = xp.clip(cast(to_pixels(points), "int64"), xp.zeros_like(sizes_xy), sizes_xy - 1)
+    width, height = sizes_xy[:, 0, None, None], sizes_xy[:, 1, None, None]
     for plane in (0, 1):
-        columns, rows, weights = pixels[:, 0], pixels[:, 1], []
-        if record.sigma[plane]:
-            size = kernel_size(record.sigma[plane])
-            offsets = to_array(np.arange(size) - size // 2)
-            columns, rows = (_mirror(pixels[:, k, None] + offsets, sizes_xy[:, k, None]) for k in (0, 1))
-            columns, rows = columns[:, None, :], rows[:, :, None]
-            weights = [to_array(gaussian(sigma, size)) for sigma in record.sigma[::-1]]
-        moved.append(points[:, plane] - 0.5 * record.alpha[plane] * weigh(plane, rows, columns, weights))
-    return xp.stack(moved, -1)
-
-
-def _mirror(indices: Any, length: Any) -> Any:
-    """Mirror indices at the borders of an axis, as `padded_indices` with ``"reflect"``."""
-    xp = namespace(indices)
-    period = xp.clip(2 * (length - 1), 1, None)
-    indices = indices % period
-    return xp.clip(xp.minimum(indices, period - indices), xp.zeros_like(length), length - 1)
-
-
-def _noise(key: Key, plane: int, rows: np.ndarray, columns: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
-    """Return the noise of a plane at these rows and columns, float64."""
-    height, width = size_hw.tolist()
-    indices = plane * height * width + rows * width + columns
-    counters = np.zeros((indices.size, 4), np.uint32)
-    counters[:, 0] = (indices // 4).ravel()
-    words = philox.philox4x32(counters, key)[np.arange(indices.size), (indices % 4).ravel()]
-    return ((words >> np.uint32(8)).astype(np.float64) * 2.0**-23 - (1 - 2.0**-24)).reshape(indices.shape)
+        size = kernel_size(record.sigma[plane])
+        offsets = to_array(np.arange(size) - size // 2)
+        columns, rows = (padded_indices(pixels[:, k, None] + offsets, sizes_xy[:, k, None], "reflect") for k in (0, 1))
+        indices = plane * height * width + rows[:, :, None] * width + columns[:, None, :]
+        weights = [to_array(gaussian(sigma or 1.0, size)) for sigma in record.sigma[::-1]]
+        amounts = weigh(keys, indices, weights)
+        moved.append(points[:, plane] - 0.5 * record.alpha[plane] * amounts)
+    return xp.stack(moved, -1).reshape(shape)

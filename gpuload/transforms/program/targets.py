@@ -8,20 +8,20 @@ Keypoints are never clipped; a flip treats them as pixel indices (x becomes widt
 All computations are in float64. Integer coordinates are truncated to integers after each transform, as in torchvision.
 
 Each formula takes the parameters of a record as arrays that broadcast against the points (`Motion`), and works on NumPy
-arrays and on tensors. The host applies it to one sample after the other (`apply_records`), and
-`gpuload.batches.padded_targets` to the boxes and keypoints of a batch on a device.
+arrays and on tensors. The host applies it to the boxes and keypoints of all samples, one behind the other
+(`apply_records`), and `gpuload.batches.padded_targets` to those that are padded on a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from gpuload.datasets.arrays import cast, is_integer, namespace
+from gpuload.datasets.arrays import cast, namespace
 from gpuload.transforms.program.fields import displace
 from gpuload.transforms.program.ops import (
     Box,
@@ -44,6 +44,7 @@ __all__ = [
     "Motion",
     "SampleTargets",
     "apply_records",
+    "final_format",
     "motion_of",
     "move_boxes",
     "move_points",
@@ -93,20 +94,18 @@ class Motion:
             with axes between these two, so that it broadcasts against the points of its image.
         changes: bool (n,), whether the record changes the targets of each image.
         mirrors: bool (n,), whether it mirrors each image.
-        displace: for `Elastic`, moves points by the displacement of the pixels that a function (ceil or trunc) selects.
+        displace: moves points by an `Elastic` record, see `gpuload.transforms.program.fields.displace`.
     """
 
     record: Record
     arrays: dict[str, Any]
     changes: np.ndarray
     mirrors: np.ndarray
-    displace: Callable[[Any, Any], Any] | None = None
+    displace: Callable[..., Any] = displace
 
-    def at(self, i: int) -> Motion:
-        """Return the parameters for the i-th image of the record."""
-        arrays = {name: array[i] for name, array in self.arrays.items()}
-        displace_points = partial(displace, self.record, i) if isinstance(self.record, Elastic) else None
-        return Motion(self.record, arrays, self.changes[i], self.mirrors[i], displace_points)
+    def at(self, entries: np.ndarray) -> Motion:
+        """Return the parameters for points (n, axes, 2), given the index of each in the arrays, int64 (n,)."""
+        return replace(self, arrays={name: array[entries, None] for name, array in self.arrays.items()})
 
 
 def motion_of(record: Record) -> Motion:
@@ -136,6 +135,8 @@ def motion_of(record: Record) -> Motion:
                 "factor_xy": np.where(is_scaled, new_size[:, ::-1], 1),
                 "divisor_xy": np.where(is_scaled, old_size[:, ::-1], 1).astype(np.float64),
             }
+        case Elastic():
+            arrays["keys"] = record.keys.astype(np.int64)
         case Warp():
             a, b, c, d, e, f, g, h = record.coefficients.T
             # The adjugate of the warp's matrix is its inverse up to a factor, which the division cancels.
@@ -149,6 +150,12 @@ def motion_of(record: Record) -> Motion:
     return Motion(record, arrays, changes, mirrors)
 
 
+def final_format(records: Iterable[Record]) -> str | None:
+    """Return the format to which the records convert all boxes; None if they do not convert them."""
+    formats = [record.format for record in records if isinstance(record, Reformat)]
+    return formats[-1] if formats else None
+
+
 def move_boxes(records: Iterable[Record], boxes: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return each sample's boxes after applying the records."""
     samples = [SampleTargets([array]) for array in boxes]
@@ -160,42 +167,63 @@ def apply_records(records: Iterable[Record], samples: Sequence[SampleTargets]) -
     """Apply the records to each sample's boxes and keypoints, in place."""
     for record in records:
         if isinstance(record, TARGET_RECORDS):
-            motion = motion_of(record)
             rows = range(len(samples)) if record.rows is None else record.rows.tolist()
-            for i, row in enumerate(rows):
-                _apply_record(record, motion, i, samples[row])
+            _apply_record(record, [samples[row] for row in rows])
 
 
-def _apply_record(record: Record, motion: Motion, i: int, sample: SampleTargets) -> None:
-    """Apply a record to the targets of one sample; `i` is the sample's index in the record's arrays."""
-    if isinstance(record, Box) and record.kept_boxes is not None and sample.boxes:
-        sample.filter_boxes(record.kept_boxes[i, : len(sample.boxes[0])])
-    if not motion.changes[i]:
-        return
+def _apply_record(record: Record, samples: Sequence[SampleTargets]) -> None:
+    """Apply a record to the targets of its samples."""
+    motion = motion_of(record)
+    if isinstance(record, Box) and record.kept_boxes is not None:
+        for sample, is_kept in zip(samples, record.kept_boxes, strict=True):
+            if sample.boxes:
+                sample.filter_boxes(is_kept[: len(sample.boxes[0])])
+    changed = [(i, samples[i]) for i in np.flatnonzero(motion.changes).tolist()]
+    boxes = [(i, array.reshape(-1, 2, 2)) for i, sample in changed for array in sample.boxes]
+    points = [(i, array.reshape(-1, 1, 2)) for i, sample in changed for array in sample.points]
     match record:
         case Reformat():
-            sample.format = record.format
+            for _, sample in changed:
+                sample.format = record.format
         case Call():
-            size_hw = record.sizes_hw[i]
-            sample.boxes = [_apply_call(record, "apply_boxes", i, boxes, size_hw) for boxes in sample.boxes]
-            sample.points = [_apply_call(record, "apply_keypoints", i, points, size_hw) for points in sample.points]
+            for i, sample in changed:
+                size_hw = record.sizes_hw[i]
+                sample.boxes = [_apply_call(record, "apply_boxes", i, array, size_hw) for array in sample.boxes]
+                sample.points = [_apply_call(record, "apply_keypoints", i, array, size_hw) for array in sample.points]
         case Tidy():
-            if sample.boxes:
-                sample.filter_boxes(valid_boxes(motion.at(i), _to_spans(sample.boxes[0])))
+            for (i, _), is_valid in zip(boxes, _evaluate(valid_boxes, motion, boxes), strict=True):
+                samples[i].filter_boxes(is_valid)
         case TidyPoints():
-            for points in sample.points:
-                is_inside = valid_points(motion.at(i), points, 1)
-                sample.valid = is_inside if sample.valid is None else sample.valid & is_inside
+            is_valid = _evaluate(valid_points, motion, points)
+            for _, sample in changed:
+                for array in sample.points:
+                    mask = next(is_valid).reshape(array.shape[:-1]).all(axis=tuple(range(1, array.ndim - 1)))
+                    sample.valid = mask if sample.valid is None else sample.valid & mask
         case _:
-            motion = motion.at(i)
-            moved = [move_spans(motion, _to_spans(boxes)) if len(boxes) else boxes for boxes in sample.boxes]
-            sample.boxes = [spans.reshape(-1, 4) for spans in moved]
-            sample.points = [move_points(motion, points) if points.size else points for points in sample.points]
-            sample.is_mirrored ^= bool(motion.mirrors)
+            moved_boxes, moved_points = _evaluate(move_spans, motion, boxes), _evaluate(move_points, motion, points)
+            for i, sample in changed:
+                sample.boxes = [next(moved_boxes).reshape(array.shape) for array in sample.boxes]
+                sample.points = [next(moved_points).reshape(array.shape) for array in sample.points]
+                sample.is_mirrored ^= bool(motion.mirrors[i])
 
 
-def _to_spans(boxes: np.ndarray) -> np.ndarray:
-    return boxes.reshape(-1, 2, 2)
+def _evaluate(
+    formula: Callable[[Motion, Any], Any], motion: Motion, parts: Sequence[tuple[int, np.ndarray]]
+) -> Iterator[Any]:
+    """Apply a formula to arrays, (n, axes, 2), each with its image's index in the motion, and return an iterator over
+    the results. Arrays of a dtype are joined, because a call for each image took twice as long as all other work."""
+    results: list[Any] = [None] * len(parts)
+    groups: dict[Any, list[int]] = {}
+    for number, (i, array) in enumerate(parts):
+        # The noise of an elastic deformation is computed for one image at a time, since it takes much memory.
+        groups.setdefault((array.dtype, i if isinstance(motion.record, Elastic) else None), []).append(number)
+    for numbers in groups.values():
+        images, arrays = zip(*(parts[number] for number in numbers), strict=True)
+        counts = list(map(len, arrays))
+        values = formula(motion.at(np.repeat(images, counts)), np.concatenate(arrays))
+        for number, count, end in zip(numbers, counts, itertools.accumulate(counts), strict=True):
+            results[number] = values[end - count : end]
+    return iter(results)
 
 
 def _apply_call(record: Call, method: str, i: int, points: np.ndarray, size_hw: np.ndarray) -> np.ndarray:
@@ -223,12 +251,9 @@ def valid_boxes(motion: Motion, spans: Any) -> Any:
     return is_large & ((spans >= 0) & (spans <= motion.arrays["size_xy"])).all(-1).all(-1)
 
 
-def valid_points(motion: Motion, points: Any, group_axes: int) -> Any:
-    """Return whether each group of keypoints is within the image. Groups are the entries along the first axes."""
-    is_inside = ((points >= 0) & (points < motion.arrays["size_xy"])).all(-1)
-    while is_inside.ndim > group_axes:
-        is_inside = is_inside.all(-1)
-    return is_inside
+def valid_points(motion: Motion, points: Any) -> Any:
+    """Return whether each keypoint, (…, 2), is within the image."""
+    return ((points >= 0) & (points < motion.arrays["size_xy"])).all(-1)
 
 
 def move_spans(motion: Motion, spans: Any) -> Any:
@@ -249,7 +274,7 @@ def move_spans(motion: Motion, spans: Any) -> Any:
             corners = [xp.stack(corner, -1) for corner in ((left, top), (right, top), (right, bottom), (left, bottom))]
             corners = _move_freely(motion, xp.stack(corners, -2), xp.ceil)
             moved = xp.stack([xp.amin(corners, -2), xp.amax(corners, -2)], -2)
-            return _cast_like(_clip(moved, motion.arrays["size_xy"]), spans)
+            return cast(_clip(moved, motion.arrays["size_xy"]), spans.dtype)
     return spans
 
 
@@ -258,24 +283,19 @@ def move_points(motion: Motion, points: Any) -> Any:
     match motion.record:
         case ClampPoints():
             last_xy = namespace(points).clip(motion.arrays["size_xy"] - 1, 0, None)
-            return _cast_like(_clip(points, last_xy), points)
+            return cast(_clip(points, last_xy), points.dtype)
         case Flip() | Turn():
             moved, mirrored = _turn(motion, points, 1)
             return namespace(points).where(motion.arrays["flipped"], mirrored, moved)
         case Box():
             return _scale(motion, points - motion.arrays["shift_xy"])
         case Elastic() | Warp():
-            return _cast_like(_move_freely(motion, points, namespace(points).trunc), points)
+            return cast(_move_freely(motion, points, namespace(points).trunc), points.dtype)
     return points
 
 
 def _clip(points: Any, end_xy: Any) -> Any:
     return namespace(points).clip(points, namespace(points).zeros_like(end_xy), end_xy)
-
-
-def _cast_like(moved: Any, points: Any) -> Any:
-    """Return moved points in the dtype of the original points, int64 or float64. Integers are truncated."""
-    return cast(moved, "int64" if is_integer(points) else "float64")
 
 
 def _turn(motion: Motion, points: Any, inset: int) -> tuple[Any, Any]:
@@ -288,14 +308,14 @@ def _turn(motion: Motion, points: Any, inset: int) -> tuple[Any, Any]:
 def _scale(motion: Motion, points: Any) -> Any:
     """Scale points from the box to the result. Multiply before dividing, so that results that are integers are
     exact."""
-    return _cast_like(points * motion.arrays["factor_xy"] / motion.arrays["divisor_xy"], points)
+    return cast(points * motion.arrays["factor_xy"] / motion.arrays["divisor_xy"], points.dtype)
 
 
 def _move_freely(motion: Motion, points: Any, to_pixels: Any) -> Any:
     """Move points (…, 2) by a warp, whose coefficients map output coordinates to input coordinates, or by an elastic
     deformation. Every operation here is rounded as IEEE 754 specifies."""
-    if motion.displace is not None:
-        return motion.displace(points, to_pixels)
+    if isinstance(motion.record, Elastic):
+        return motion.displace(motion.record, points, motion.arrays["keys"], motion.arrays["size_xy"], to_pixels)
     terms = motion.arrays["terms"]
     x, y = (cast(points[..., axis], "float64") for axis in (0, 1))
     across, down, scale = (terms[..., k] * x + terms[..., k + 1] * y + terms[..., k + 2] for k in (0, 3, 6))

@@ -9,9 +9,11 @@ and the border pixels of the box are repeated outside it. All functions are pure
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+
+from gpuload.datasets.arrays import namespace
 
 __all__ = [
     "FILTERS", "PLAIN", "PRECISION_BITS", "SMOOTHING", "SUPPORT", "clip_to_windows", "filter_names", "filter_weights",
@@ -174,17 +176,19 @@ def padded_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray, sizes_hw: n
     return np.concatenate([start, end - start], axis=1)
 
 
-def padded_indices(indices: np.ndarray, length: np.ndarray | int, mode: str) -> np.ndarray:
-    """Map indices along one axis, which can be outside 0 … length - 1, to the indices of the pixels that padding
-    repeats at these positions. With ``"constant"``, where padding has a fill instead, clamp the indices."""
+def padded_indices(indices: Any, length: Any, mode: str) -> Any:
+    """Map indices along one axis, an array or a tensor, which can be outside 0 … length - 1, to the indices of the
+    pixels that padding repeats at these positions. With ``"constant"``, where padding has a fill instead, clamp the
+    indices."""
+    xp = namespace(indices)
     if mode == "reflect":
-        period = np.maximum(2 * (length - 1), 1)
+        period = xp.clip(2 * (length - 1), 1, None)
         indices = indices % period
-        indices = np.minimum(indices, period - indices)
+        indices = xp.minimum(indices, period - indices)
     elif mode == "symmetric":
         indices = indices % (2 * length)
-        indices = np.minimum(indices, 2 * length - 1 - indices)
-    return np.clip(indices, 0, length - 1)
+        indices = xp.minimum(indices, 2 * length - 1 - indices)
+    return xp.minimum(xp.clip(indices, 0, None), length - 1)
 
 
 def clip_to_windows(boxes_tlhw: np.ndarray, windows_tlhw: np.ndarray) -> np.ndarray:
