@@ -92,8 +92,8 @@ class Leaf:
         return None if is_list else self.value
 
     def sample_entry(self, row: int, count: int) -> Any:
-        """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become
-        placeholders of the same height and width."""
+        """Return the entry of one image as a dataset would return it. Pixels, which may be on a device, become float32
+        placeholders, which every chain takes, of the same height and width."""
         if self.is_padded:  # on the CPU, zeros stand for the values, which may be on a device
             zeros, target = np.zeros(tuple(self.value.array.shape[1:]), np.float32), self.value
             if isinstance(target, Boxes):
@@ -101,7 +101,7 @@ class Leaf:
             return Keypoints(zeros, pairs=target.pairs)
         value = self.entry(row, count)
         if self.kind == "images":
-            return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
+            return Image(np.broadcast_to(np.float32(0), (*value.shape[-2:], 1)), "HWC")
         if self.kind == "mask":
             mask = getattr(value, "array", value)
             if isinstance(mask, Encoded):
