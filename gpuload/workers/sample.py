@@ -309,9 +309,9 @@ class SampleReader:
             points = {paths[leaf]: (target, sizes[target.draws or 0]) for leaf, target in sample.points.items()}
             warning = unit_warning(points)
         if not self._has_warned_of_draws and any(line.is_random for line in self._job.chain.lines):
-            files = find_shared_draws(sample.structure, {leaf: image.leaf for leaf, image in sample.images.items()})
-            if files:
-                self._has_warned_of_draws, self._warnings = True, [*self._warnings, files]
+            shared = find_shared_draws(sample.structure, {leaf: image.leaf for leaf, image in sample.images.items()})
+            self._has_warned_of_draws = bool(shared)
+            self._warnings += filter(None, [shared])
         self._searches_left -= 1
         if warning:
             self._searches_left, self._warnings = 0, [warning, *self._warnings]
