@@ -10,6 +10,7 @@ nor Pillow.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 from collections.abc import Sequence
@@ -235,11 +236,11 @@ class _Movable:
     def to(self, device: Any, non_blocking: bool = False) -> Self:
         """Return the coordinates as tensors on a device; frameworks call this method to move a batch."""
         torch: Any = importlib.import_module("torch")
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # pyright: ignore[reportArgumentType]
+        moved = copy.copy(self)
         for name in ("array", "valid"):
-            if values[name] is not None:
-                values[name] = torch.as_tensor(values[name]).to(device, non_blocking=non_blocking)
-        return make_target(type(self), **values)
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(moved, name, torch.as_tensor(value).to(device, non_blocking=non_blocking))
+        return moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,8 +287,8 @@ class Boxes(_Movable):
         if self.canvas_hw is not None:
             canvas_hw = pair("Boxes(canvas_hw=…)", self.canvas_hw, form="(height, width)", entry=integer)
             object.__setattr__(self, "canvas_hw", canvas_hw)
-        array, tensor = _to_batch_array("Boxes", self.array)
-        if array.size == 0 and array.ndim <= 2 and tensor is None:
+        array = _to_coordinates("Boxes", self.array)
+        if array.ndim <= 2 and array.size == 0:
             array = array.reshape(0, 4)
         if array.ndim not in (2, 3) or array.shape[-1] != 4:
             remedy = "; write [box]" if array.shape == (4,) else ""
@@ -300,12 +301,11 @@ class Boxes(_Movable):
             )
         valid = _valid_rows("Boxes", self.valid, array, array.ndim == 3)
         object.__setattr__(self, "valid", valid)
-        if tensor is None or tensor.is_cpu:
-            self._check_values(array if array.ndim == 2 or valid is None else array[np.asarray(valid)])
-        object.__setattr__(self, "array", array if tensor is None or array.ndim == 2 else tensor)
+        object.__setattr__(self, "array", array)
+        if getattr(array, "is_cpu", True):
+            self._check_values(np.asarray(array)[... if valid is None else np.asarray(valid)].reshape(-1, 4))
 
     def _check_values(self, array: np.ndarray) -> None:
-        array = array.reshape(-1, 4)
         if not np.isfinite(array).all():
             row = int((~np.isfinite(array)).any(axis=1).argmax())
             raise ValueError(f"boxes must be finite numbers, but box {row} is {array[row].tolist()}")
@@ -355,7 +355,7 @@ class Keypoints(_Movable):
 
     def __post_init__(self) -> None:
         _check_draws(self)
-        array, tensor = _to_batch_array("Keypoints", self.array)
+        array = _to_coordinates("Keypoints", self.array)
         if array.ndim == 1 and array.size == 0:
             array = array.reshape(0, 2)
         if array.ndim == 0 or array.shape[-1] != 2:
@@ -368,8 +368,8 @@ class Keypoints(_Movable):
         if self.pairs is not None:
             object.__setattr__(self, "pairs", _check_pairs(self.pairs, array.shape))
         object.__setattr__(self, "valid", _valid_rows("Keypoints", self.valid, array, array.ndim > 2))
-        keeps_tensor = tensor is not None and not (tensor.is_cpu and self.valid is None)
-        object.__setattr__(self, "array", tensor if keeps_tensor else array)
+        is_of_one_image = self.valid is None and getattr(array, "is_cpu", True)
+        object.__setattr__(self, "array", np.asarray(array) if is_of_one_image else array)
 
 
 Target = Mask | Boxes | Keypoints
@@ -556,20 +556,15 @@ def _to_numeric_array(name: str, value: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _to_batch_array(name: str, value: Any) -> tuple[Any, Any]:
-    """Return coordinates as an array, and as a tensor if they are a tensor that may belong to a batch, otherwise None.
-    A tensor on a device is returned in place of the array."""
-    is_tensor = hasattr(value, "is_cpu") and hasattr(value, "dim")
-    if not is_tensor or value.dim() < 3:
-        return _to_numeric_array(name, value), None
+def _to_coordinates(name: str, value: Any) -> Any:
+    """Return coordinates as an array, or, if they are a tensor that may belong to a batch, as a tensor."""
+    if not hasattr(value, "is_cpu") or value.dim() < 3:
+        return _to_numeric_array(name, value)
     if value.is_cpu:
-        array = _to_numeric_array(name, value)
-        return array, namespace(value).from_numpy(array)
-    dtype = str(value.dtype).removeprefix("torch.")
+        return namespace(value).from_numpy(_to_numeric_array(name, value))
     if not (value.is_floating_point() or is_integer(value)):
-        raise TypeError(f"{name}() takes an array of numbers, got {dtype} of shape {tuple(value.shape)}")
-    tensor = cast(value, "int32") if is_integer(value) and value.element_size() < 4 else value
-    return tensor, tensor
+        raise TypeError(f"{name}() takes an array of numbers, got {value.dtype} of shape {tuple(value.shape)}")
+    return cast(value, "int32") if is_integer(value) and value.element_size() < 4 else value
 
 
 def _valid_rows(name: str, valid: Any, array: Any, is_batch: bool) -> Any:
@@ -579,22 +574,22 @@ def _valid_rows(name: str, valid: Any, array: Any, is_batch: bool) -> Any:
     if not is_batch:
         form = "boxes N×M×4" if name == "Boxes" else "keypoints N×M×…×2"
         raise ValueError(f"{name}(valid=…) is for the {form} of a batch, got shape {tuple(array.shape)}; leave it out")
-    shape, is_host = tuple(array.shape[:2]), getattr(valid, "is_cpu", True)
-    rows: Any = np.asarray(valid) if is_host else valid
-    dtype = str(rows.dtype).removeprefix("torch.")
-    if dtype != "bool" and is_integer(rows) and tuple(rows.shape) == shape[:1]:
-        if is_host and ((rows < 0) | (rows > shape[1])).any():
+    shape, is_tensor = tuple(array.shape[:2]), hasattr(valid, "is_cpu")
+    rows = valid if is_tensor else np.asarray(valid)
+    if is_integer(rows) and tuple(rows.shape) == shape[:1]:
+        if getattr(rows, "is_cpu", True) and ((rows < 0) | (rows > shape[1])).any():
             raise ValueError(
                 f"{name}(valid=…) has the number of rows of each image, 0 … {shape[1]}, got {rows.tolist()}"
             )
-        index = np.arange(shape[1]) if is_host else namespace(rows).arange(shape[1], device=rows.device)
-        rows, dtype = index < rows[:, None], "bool"
-    if dtype != "bool" or tuple(rows.shape) != shape:
+        index = namespace(rows).arange(shape[1], device=rows.device) if is_tensor else np.arange(shape[1])
+        rows = index < rows[:, None]
+    if not str(rows.dtype).endswith("bool") or tuple(rows.shape) != shape:
         raise ValueError(
             f"{name}(valid=…) must be bool of shape {shape}, or {shape[0]} integers, the number of rows of each image, "
-            f"for an array of shape {tuple(array.shape)}; got {dtype} of shape {tuple(rows.shape)}"
+            f"for an array of shape {tuple(array.shape)}; got {str(rows.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(rows.shape)}"
         )
-    return namespace(valid).from_numpy(rows) if is_host and hasattr(valid, "is_cpu") else rows
+    return rows
 
 
 def _check_pairs(pairs: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
