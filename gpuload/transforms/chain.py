@@ -130,7 +130,7 @@ class Chain:
             check_fills(lines[-1].transforms)
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         self.module_lanes = tuple(module_lanes)
-        check_windows([line.transforms for line in self.lines], next(iter(lines[0].transforms), None))
+        check_windows([line.transforms for line in self.lines])
         check_mixing([line.transforms for line in self.lines])
         check_combining([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch

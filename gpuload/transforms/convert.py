@@ -54,17 +54,22 @@ def _find_conversion(transforms: Iterable[Transform]) -> ToDtype | Window | None
     return None
 
 
-def check_windows(lines: Iterable[Sequence[Transform]], first: Transform | None) -> None:
-    """Refuse a `Window` that is not the `first` transform of a chain; `lines` are the transforms of each view."""
-    if any(transform is not first and _holds_window(transform) for line in lines for transform in line):
+def check_windows(lines: Sequence[Sequence[Transform]]) -> None:
+    """Refuse a `Window` that does not convert the images of all views; `lines` are the transforms of each view."""
+    windows = [window for line in lines for window in _find_windows(line)]
+    if windows and (windows != [_find_conversion(line) for line in lines] or len(set(windows)) > 1):
         raise ValueError(
             "transforms in an impossible order: Window converts intensities to 8 bits before all other transforms, so "
             "a chain can have only one, at its beginning; put Window first"
         )
 
 
-def _holds_window(transform: Transform) -> bool:
-    return isinstance(transform, Window) or any(map(_holds_window, transform.children))
+def _find_windows(transforms: Iterable[Transform]) -> list[Transform]:
+    return [
+        window
+        for transform in transforms
+        for window in ([transform] if isinstance(transform, Window) else _find_windows(transform.children))
+    ]
 
 
 @declaration
@@ -225,13 +230,6 @@ class Normalize(Transform):
                 "remove the ToDtype, since Normalize scales uint8 images itself"
             )
         return self
-
-    def levels(self, pixels: Any) -> Any:
-        """Return an array or tensor of any image dtype as uint8, as torchvision does: floats in 0 … 1 as ⌊255.999 x⌋,
-        and uint16 without its lower 8 bits."""
-        if not is_integer(pixels):
-            return cast(cast(pixels, "float32") * LEVELS_PER_UNIT, "uint8")
-        return pixels if str(pixels.dtype).endswith("uint8") else cast(cast(pixels, "int32") >> 8, "uint8")
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
         return Numbers(mean=self.mean, std=self.std)
