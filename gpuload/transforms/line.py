@@ -103,14 +103,12 @@ class Line:
     def is_random(self) -> bool:
         """Whether images with different `draws` can get different records; True if user code draws them."""
         transforms = [transform for transform in self.transforms if not transform.is_mixing]
-        if any(outline.kind is Call for transform in transforms for outline in transform.outline):
-            return True
         uniforms = Uniforms(NO_KEY, np.zeros(1, np.int64), 0, [np.zeros((0, 4))])
         try:
-            _draw(transforms, [0] * len(transforms), uniforms, np.full((1, 2), 256))
+            records, _ = _draw(transforms, [0] * len(transforms), uniforms, np.full((1, 2), 256))
         except Exception:
             return True
-        return False
+        return any(isinstance(record, Call) for record in records)
 
     def _lanes_of(self, draws: int) -> Sequence[int]:
         """Return the lanes of the transforms for images with these `draws`. Mixing transforms draw once for all images
