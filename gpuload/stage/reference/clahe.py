@@ -2,9 +2,10 @@
 
 As in Albumentations 2.0.8, it is OpenCV's `createCLAHE` (modules/imgproc/src/clahe.cpp), applied to L of an image in
 CIELAB with 8 bits per channel, or to the levels of a grey image. Counts are integers, and float32 is used only for
-products and sums, so an image's result depends neither on its batch nor on the device. The conversion to CIELAB is
-OpenCV's, in fixed point: its numbers are integers below 2**24, which float32 holds exactly. The conversion back is not,
-and can differ from OpenCV's by a level.
+products and sums, so an image's result depends neither on its batch nor on the device. (On CUDA, torch multiplies by
+the reciprocal of a divisor, which rounds unless the divisor is a power of two.) The conversion to CIELAB is OpenCV's,
+in fixed point: its numbers are integers below 2**24, which float32 holds exactly. The conversion back is not, and can
+differ from OpenCV's by a level.
 
 This module runs in the stage's process, in one thread, and keeps no state.
 """
@@ -30,7 +31,9 @@ TO_XYZ: Final = np.divide(
 DARK, SLOPE, OFFSET = 0.008856, 7.787, 16 / 116  # below DARK, CIELAB's cube root is a line
 # OpenCV's fixed point: linear values in units of 1 / LINEAR, factors in units of 1 / FACTOR, roots of 1 / ROOT.
 LINEAR, FACTOR, ROOT = 255 * 8, 1 << 12, 1 << 15
-TO_LAB: Final = np.array([[0, 296, 0], [500, -500, 0], [0, 200, -200]])  # L · 2.55 is 296 y - 16 · 2.55
+# From the cube roots x, y, z to L · 2.55 = 2.55 (116 y - 16), a = 500 (x - y), b = 200 (y - z), and back.
+TO_LAB: Final = np.array([[0, 296, 0], [500, -500, 0], [0, 200, -200]])
+FROM_LAB: Final = np.array([[1 / 2.55 / 116, 1 / 500, 0], [1 / 2.55 / 116, 0, 0], [1 / 2.55 / 116, 0, -1 / 200]])
 ENCODED: Final = 1 << 14  # the length of the table that rounds linear values to levels; OpenCV's has 2**12 entries
 
 
@@ -71,12 +74,12 @@ def _to_rgb(lab: torch.Tensor) -> torch.Tensor:
     """Convert the levels of CIELAB back to RGB levels, float32 N×3×H×W."""
     bounds = _decode((np.arange(LEVELS - 1) + 0.5) / 255)
     encoded = np.searchsorted(bounds, np.arange(ENCODED) / (ENCODED - 1)).astype(np.float32)
-    lightness, green_red, blue_yellow = lab.unbind(1)
-    y = (lightness / 2.55 + 16) / 116
-    roots = torch.stack([y + (green_red - 128) / 500, y, y - (blue_yellow - 128) / 200], 1)
-    xyz = torch.where(roots > DARK ** (1 / 3), roots * roots * roots, (roots - OFFSET) / SLOPE)
+    offsets = np.array([OFFSET - 128 / 500, OFFSET, OFFSET + 128 / 200], np.float32)
+    offsets, encoded = upload_arrays([offsets, encoded], lab.device)
+    roots = _multiply(FROM_LAB, lab).add_(offsets[:, None, None])
+    xyz = torch.where(roots > DARK ** (1 / 3), roots * roots * roots, (roots - OFFSET) * (1 / SLOPE))
     linear = _multiply(np.linalg.inv(TO_XYZ) * (ENCODED - 1), xyz)
-    return upload(encoded, lab.device).take(linear.round_().clamp_(0, ENCODED - 1).long())
+    return encoded.take(linear.round_().clamp_(0, ENCODED - 1).long())
 
 
 def _equalize_tiles(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
