@@ -22,7 +22,6 @@ from gpuload.errors import CollateError
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
-from gpuload.rng.streams import DRAWS
 from gpuload.stage import RaggedImages, Stage
 from gpuload.stage.combined_images import groups_of
 from gpuload.stage.masks import MaskStage
@@ -112,7 +111,7 @@ class BatchTransform:
         key, position = philox.epoch_key(self._seed, epoch), finished.columns.positions[:1]
         for index, (column, views) in enumerate(zip(finished.columns.images, finished.images, strict=True)):
             for view, images in enumerate(views):
-                lanes = [lane + DRAWS[column.draws[0]] for lane in self._chain.module_lanes[view]]
+                lanes = self._chain.with_draws(column.draws[0]).module_lanes[view]
                 seeds = [int(philox.uniforms(key, position, lane, 1)[0, 0] * 2.0**32) for lane in lanes]
                 call: Any = partial(self.stage.call_modules, seeds=seeds)
                 is_clips = images.dim() == 5
@@ -138,7 +137,7 @@ class BatchTransform:
                 programs.append(programs[first_index])  # the columns have the same draws, rows and sizes
                 continue
             boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes, draws=draws)
+            draw = partial(chain.with_draws(draws).draw, key, columns.positions[rows], sizes, boxes)
             regions = None if self._draws_regions else images.table["region_tlhw"]
             programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
         return programs
