@@ -417,11 +417,6 @@ def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(_look_up_planes(planes, equalize_table(torch.stack(counts))))
 
 
-def _gamma(canvas: Canvas, values: Sequence[float]) -> None:
-    planes = _planes(canvas)
-    canvas.set(_look_up_planes(planes, torch.from_numpy(gamma_table(values[0])).expand(len(planes), -1)))
-
-
 def _planes(canvas: Canvas) -> np.ndarray:
     """Return a copy of the levels, C×H×W."""
     return canvas.image().transpose(2, 0, 1).copy()
@@ -450,5 +445,4 @@ def single_colors() -> dict[str, ImageOperation]:
         "solarize": _solarize,
         "autocontrast": _autocontrast,
         "equalize": _equalize,
-        "gamma": _gamma,
     }
