@@ -124,22 +124,16 @@ class BatchTransform:
         chain = self._chain.at(spec.epoch, spec.step, spec.size_hw, seed=self._seed)
         key = philox.epoch_key(self._seed, spec.epoch)
         programs: list[list[Program]] = []
-        first_indices: dict[int, int] = {}  # of the first column with each `draws`
-        for index, images in enumerate(columns.images):
+        drawn: dict[Any, list[Program]] = {}  # keyed by draws, rows and sizes
+        for images in columns.images:
             rows, sizes, [draws] = images.row_indices, images.table["size_hw"], images.draws
-            first_index = first_indices.setdefault(draws, index)
-            first_column = columns.images[first_index]
-            if (
-                first_index < index
-                and np.array_equal(rows, first_column.row_indices)
-                and np.array_equal(sizes, first_column.table["size_hw"])
-            ):
-                programs.append(programs[first_index])  # the columns have the same draws, rows and sizes
-                continue
-            boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain.with_draws(draws).draw, key, columns.positions[rows], sizes, boxes)
-            regions = None if self._draws_regions else images.table["region_tlhw"]
-            programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
+            parameters = draws, rows.tobytes(), sizes.tobytes()
+            if parameters not in drawn:
+                boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
+                draw = partial(chain.with_draws(draws).draw, key, columns.positions[rows], sizes, boxes)
+                regions = None if self._draws_regions else images.table["region_tlhw"]
+                drawn[parameters] = [draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))]
+            programs.append(drawn[parameters])
         return programs
 
 
