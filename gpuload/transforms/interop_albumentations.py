@@ -115,7 +115,7 @@ def _target_transforms(compose: Any) -> Iterator[Transform]:
         yield targets.SanitizeKeyPoints()
 
 
-def _look_up(entry: Any, argument: str, names: dict[int, Any]) -> Any:
+def _look_up(entry: Any, argument: str, names: dict[Any, Any]) -> Any:
     if (number := getattr(entry, argument)) not in names:
         raise _NoEqual(f"({argument}={number})")
     return names[number]
@@ -169,7 +169,7 @@ def _gaussian_blur(entry: Any) -> Transform:
 REQUIRED: Final[dict[str, Any]] = {
     "Affine.border_mode": 0, "Illumination.mode": "gaussian", "Rotate.border_mode": 0,
     "area_for_downscale": None, "balanced_scale": False, "compression_type": "jpeg", "crop_border": False,
-    "fit_output": False, "mask_interpolation": 0, "max_pixel_value": 255.0, "max_size_hw": None, "max_value": 255,
+    "fit_output": False, "mask_interpolation": 0, "max_pixel_value": 255.0, "max_size_hw": None,
     "method": "weighted_average", "noise_scale_factor": 1, "normalization": "standard", "pad_if_needed": False,
     "per_channel": True, "rotate_method": "largest_box", "shear": dict.fromkeys("xy", (0.0, 0.0)),
     "translate_percent": None, "translate_px": dict.fromkeys("xy", (0, 0)), "transpose_mask": False,
@@ -208,7 +208,9 @@ RULES: Final[dict[str, Callable[[Any], Transform | list[Transform]]]] = {
     "Rotate": lambda entry: warps.RandomRotation(entry.limit, **_warping(entry)),
     "SmallestMaxSize": _shortest_side,
     "Solarize": lambda entry: colour.RandomSolarize(255 * _single(entry, "threshold_range"), 1.0),
-    "ToFloat": lambda entry: convert.ToDtype("float32", scale=True),
+    "ToFloat": lambda entry: _look_up(
+        entry, "max_value", dict.fromkeys((None, 255), convert.ToDtype("float32", scale=True))
+    ),
     "ToGray": lambda entry: colour.Grayscale() if entry.num_output_channels == 1 else colour.RandomGrayscale(1.0),
     "Transpose": _same(geometry.RandomTranspose),
     "VerticalFlip": _same(geometry.RandomVerticalFlip),
