@@ -180,9 +180,11 @@ def pair(name: str, value: Any, *, form: str, single: bool = False, **options: A
     return ends[0], ends[-1]
 
 
-def interval(name: str, value: Any, **options: Any) -> tuple[Any, Any]:
-    """Return the value as (low, high), with low ≤ high. Options are as for `pair`."""
-    low, high = pair(name, value, form="(low, high)", **options)
+def interval(name: str, value: Any, *, start: float | None = None, **options: Any) -> tuple[Any, Any]:
+    """Return the value as (low, high), with low ≤ high. If there is a `start`, a number x means (start, x). Other
+    options are as for `pair`."""
+    ends = value if start is None or is_sequence(value) else (start, value)
+    low, high = pair(name, ends, form="(low, high)", **options)
     if low > high:
         raise ValueError(f"{name} must be (low, high) with low ≤ high, got ({low}, {high})")
     return low, high

@@ -38,7 +38,7 @@ from gpuload.stage.plan import check_device
 from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
-from gpuload.transforms.convert import LEVELS_PER_UNIT, Window, converts_on_entry, window_of
+from gpuload.transforms.convert import Window, entry_conversion
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.box_fields import box_droppers, leaf_transforms
 from gpuload.workers.job import Job
@@ -147,9 +147,9 @@ class Augment(torch.nn.Module):
                 "gets decoded clips; remove it, and index the clips first, as in clips[:, ::2]"
             )
         searches = chain.moves_pixels and self._images is None  # for targets that are not declared
-        self._window = window_of(chain)
-        convert = _to_levels if converts_on_entry(chain) else _widen_floats
-        self._convert: Any = convert if self._window is None else self._window.levels
+        conversion = entry_conversion(chain)
+        self._has_window = isinstance(conversion, Window)
+        self._convert: Any = _widen_floats if conversion is None else conversion.levels
         self._needs_boxes = chain.reads_boxes or bool(box_droppers(chain))
         self._drops_points = any(transform.drops_points for transform in leaf_transforms(chain))
         self._reader = SampleReader(Job(None, chain, Decode(), self._seed, moves_pixels=searches))
@@ -247,7 +247,7 @@ class Augment(torch.nn.Module):
         tree = BatchTree(batch[0] if len(batch) == 1 else batch, self._images, self._draws)
         device = self._device_of(tree)
         for leaf in tree.images:
-            _check_images(leaf, self._window)
+            _check_images(leaf, self._has_window)
         name, size = self._chain.group
         if tree.count % size:
             raise ValueError(
@@ -443,7 +443,7 @@ class _Images:
         return result.unflatten(0, (-1, self.frames))
 
 
-def _check_images(leaf: Leaf, window: Window | None) -> None:
+def _check_images(leaf: Leaf, has_window: bool) -> None:
     """Reject images that require gradients, lists whose images differ in dtype or channels, and (on the CPU) NaN and,
     without a `Window`, floats outside 0 … 1. A `Window` does not take uint8."""
     _, first_image = leaf.entries[0]
@@ -453,7 +453,7 @@ def _check_images(leaf: Leaf, window: Window | None) -> None:
                 f"{path} requires gradients, but augmentation is not differentiable; pass {path}.detach(), or call "
                 "it within torch.no_grad()"
             )
-        if window is not None and tensor.dtype == torch.uint8:
+        if has_window and tensor.dtype == torch.uint8:
             raise TypeError(f"{path} has 8 bits, but Window takes intensities: uint16, or floats of any range")
         if isinstance(leaf.value, list) and (tensor.dtype, len(tensor)) != (first_image.dtype, len(first_image)):
             expected, actual = (
@@ -466,7 +466,7 @@ def _check_images(leaf: Leaf, window: Window | None) -> None:
             )
         if tensor.is_floating_point() and tensor.is_cpu:
             low, high = (float(end) for end in tensor.detach().aminmax())
-            if low != low or (window is None and not (low >= 0 and high <= 1)):
+            if low != low or (not has_window and not (low >= 0 and high <= 1)):
                 raise ValueError(
                     f"{path} {explain_float_range(low, high)}; if it is not an image, select the images with "
                     "Augment(images=…)"
@@ -522,10 +522,3 @@ def _move_target(value: Any, device: torch.device, drops_points: bool) -> Any:
 
 def _widen_floats(images: torch.Tensor) -> torch.Tensor:
     return images.to(torch.float32) if images.is_floating_point() else images
-
-
-def _to_levels(images: torch.Tensor) -> torch.Tensor:
-    """Convert images to uint8, with the values of `gpuload.transforms.convert.to_levels`."""
-    if images.is_floating_point():
-        return images.to(torch.float32).mul(float(LEVELS_PER_UNIT)).to(torch.uint8)
-    return images if images.dtype == torch.uint8 else (images.to(torch.int32) >> 8).to(torch.uint8)

@@ -92,12 +92,12 @@ class Leaf:
 
     def sample_entry(self, row: int, count: int) -> Any:
         """Return the entry of one image as a dataset would return it. Pixels and padded targets, which may be on a
-        device, become placeholders of the same shape."""
+        device, become placeholders of the same shape, and pixels become float32, which every chain takes."""
         if self.is_padded:
             return with_values(self.value, array=np.zeros(tuple(self.value.array.shape[1:]), np.float32), valid=None)
         value = self.entry(row, count)
         if self.kind == "images":
-            return Image(np.broadcast_to(np.uint8(0), (*value.shape[-2:], 1)), "HWC")
+            return Image(np.broadcast_to(np.float32(0), (*value.shape[-2:], 1)), "HWC")
         if self.kind == "mask":
             mask = getattr(value, "array", value)
             if isinstance(mask, Encoded):

@@ -23,7 +23,6 @@ from gpuload.errors import CollateError
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, ImageColumn
 from gpuload.rng import philox
-from gpuload.rng.streams import DRAWS
 from gpuload.stage import RaggedImages, Stage
 from gpuload.stage.combined_images import groups_of
 from gpuload.stage.masks import MaskStage
@@ -123,7 +122,7 @@ class BatchTransform:
         key, position = philox.epoch_key(self._seed, epoch), finished.columns.positions[:1]
         for index, (column, views) in enumerate(zip(finished.columns.images, finished.images, strict=True)):
             for view, images in enumerate(views):
-                lanes = [lane + DRAWS[column.draws[0]] for lane in self._chain.module_lanes[view]]
+                lanes = self._chain.with_draws(column.draws[0]).module_lanes[view]
                 seeds = [int(philox.uniforms(key, position, lane, 1)[0, 0] * 2.0**32) for lane in lanes]
                 call: Any = partial(self.stage.call_modules, seeds=seeds)
                 is_clips = images.dim() == 5
@@ -136,22 +135,16 @@ class BatchTransform:
         chain = self._chain.at(spec.epoch, spec.step, spec.size_hw, seed=self._seed)
         key = philox.epoch_key(self._seed, spec.epoch)
         programs: list[list[Program]] = []
-        first_indices: dict[int, int] = {}  # of the first column with each `draws`
-        for index, images in enumerate(columns.images):
+        drawn: dict[Any, list[Program]] = {}  # keyed by draws, rows and sizes
+        for images in columns.images:
             rows, sizes, [draws] = images.row_indices, images.table["size_hw"], images.draws
-            first_index = first_indices.setdefault(draws, index)
-            first_column = columns.images[first_index]
-            if (
-                first_index < index
-                and np.array_equal(rows, first_column.row_indices)
-                and np.array_equal(sizes, first_column.table["size_hw"])
-            ):
-                programs.append(programs[first_index])  # the columns have the same draws, rows and sizes
-                continue
-            boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes, draws=draws)
-            regions = None if self._draws_regions else images.table["region_tlhw"]
-            programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
+            parameters = draws, rows.tobytes(), sizes.tobytes()
+            if parameters not in drawn:
+                boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
+                draw = partial(chain.with_draws(draws).draw, key, columns.positions[rows], sizes, boxes)
+                regions = None if self._draws_regions else images.table["region_tlhw"]
+                drawn[parameters] = [draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))]
+            programs.append(drawn[parameters])
         return programs
 
 

@@ -310,18 +310,18 @@ def _convert_tv_target(name: str, leaf: Any, plain: bool) -> Target | None:
 
 
 def find_shared_draws(structure: Structure, images: Mapping[int, Any]) -> str:
-    """Return a warning if a sample has several files of images that do not say whether they share their random
+    """Return a warning if a sample has images of different files that do not say whether they share their random
     parameters; "" if not. A list of images counts as one. `images` are keyed by leaf index."""
     frames = {index for clip in _find_leaf_lists(structure) if images.keys() >= set(clip) for index in clip[1:]}
-    names = [
-        f"{key_paths_of(structure)[index]} ({image.source})"
+    names = {
+        image.source: f"{key_paths_of(structure)[index]} ({image.source})"
         for index, image in images.items()
         if isinstance(image, Encoded) and image.source and image.draws is None and index not in frames
-    ]
+    }
     if len(names) < 2:
         return ""
     return (
-        f"{SHARED_DRAWS}, so these get the same crop and flip: {list_some(names, MAX_LISTED, ', ', ' and ')}. If they "
+        f"{SHARED_DRAWS}, so these get the same crop and flip: {list_some([*names.values()], MAX_LISTED)}. If they "
         "should differ, as an anchor and its positive, pass another draws= to each, as in gpuload.read(path, draws=1); "
         "if not, pass draws=0 to all"
     )

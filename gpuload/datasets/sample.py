@@ -566,20 +566,20 @@ def _valid_rows(name: str, valid: Any, array: Any, is_batch: bool) -> Any:
     if not is_batch:
         form = "boxes N×M×4" if name == "Boxes" else "keypoints N×M×…×2"
         raise ValueError(f"{name}(valid=…) is for the {form} of a batch, got shape {tuple(array.shape)}; leave it out")
-    shape, is_host = tuple(array.shape[:2]), getattr(valid, "is_cpu", True)
-    rows: Any = np.asarray(valid) if is_host else valid
-    dtype = str(rows.dtype).removeprefix("torch.")
-    if dtype != "bool" and is_integer(rows) and tuple(rows.shape) == shape[:1]:
-        if is_host and ((rows < 0) | (rows > shape[1])).any():
+    shape, is_tensor = tuple(array.shape[:2]), hasattr(valid, "is_cpu")
+    rows = valid if is_tensor else np.asarray(valid)
+    if is_integer(rows) and tuple(rows.shape) == shape[:1]:
+        if getattr(rows, "is_cpu", True) and ((rows < 0) | (rows > shape[1])).any():
             raise ValueError(
                 f"{name}(valid=…) has the number of rows of each image, 0 … {shape[1]}, got {rows.tolist()}"
             )
-        index = np.arange(shape[1]) if is_host else namespace(rows).arange(shape[1], device=rows.device)
-        rows, dtype = index < rows[:, None], "bool"
-    if dtype != "bool" or tuple(rows.shape) != shape:
+        index = namespace(rows).arange(shape[1], device=rows.device) if is_tensor else np.arange(shape[1])
+        rows = index < rows[:, None]
+    if not str(rows.dtype).endswith("bool") or tuple(rows.shape) != shape:
         raise ValueError(
             f"{name}(valid=…) must be bool of shape {shape}, or {shape[0]} integers, the number of rows of each image, "
-            f"for an array of shape {tuple(array.shape)}; got {dtype} of shape {tuple(rows.shape)}"
+            f"for an array of shape {tuple(array.shape)}; got {str(rows.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(rows.shape)}"
         )
     return rows
 

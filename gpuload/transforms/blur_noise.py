@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuload.checks import argument, finite_number, flag, integer, interval, is_sequence, pair, probability
+from gpuload.checks import argument, finite_number, flag, integer, interval, pair, probability
 from gpuload.transforms.arguments import fill_values, interpolation_name, size_pair
 from gpuload.transforms.base import Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.colour import OneOperation
@@ -54,8 +54,7 @@ class GaussianBlur(OneOperation):
 
 def _check_kernel_range(name: str, value: object) -> tuple[int, int]:
     """Return the smallest and the largest odd size; a number means 3 … number."""
-    limits = value if is_sequence(value) else (3, integer(name, value, minimum=3))
-    low, high = interval(name, limits, entry=integer, minimum=3)
+    low, high = interval(name, value, start=3, entry=integer, minimum=3)
     return low | 1, high | 1
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from gpuload.errors import one_line
 from gpuload.rng import philox
 from gpuload.rng.philox import Key
-from gpuload.rng.streams import BATCHES, MODULE
+from gpuload.rng.streams import BATCHES, DRAWS, MODULE
 from gpuload.transforms.arguments import (
     is_module,
     is_torchvision_transform,
@@ -130,7 +130,7 @@ class Chain:
             check_fills(lines[-1].transforms)
         self.lines = tuple(Line(bind_all(line.transforms), line.lanes) for line in lines)
         self.module_lanes = tuple(module_lanes)
-        check_windows([line.transforms for line in self.lines], next(iter(lines[0].transforms), None))
+        check_windows([line.transforms for line in self.lines])
         check_mixing([line.transforms for line in self.lines])
         check_combining([line.transforms for line in self.lines])
         self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
@@ -287,6 +287,16 @@ class Chain:
             or any(issubclass(outline.kind, MOVES_PIXELS) or "warp" in outline.operations for outline in outlines)
         )
 
+    def with_draws(self, draws: int) -> Chain:
+        """Return the chain for images with these `draws` (see `gpuload.datasets.sample.Encoded`), which uses other
+        lanes."""
+        if not draws:
+            return self
+        chain, lines = object.__new__(Chain), tuple(line.with_draws(draws) for line in self.lines)
+        module_lanes = tuple(tuple(lane + DRAWS[draws] for lane in lanes) for lanes in self.module_lanes)
+        vars(chain).update(vars(self), lines=lines, module_lanes=module_lanes)
+        return chain
+
     def draw(
         self,
         key: Key,
@@ -296,7 +306,6 @@ class Chain:
         *,
         view: int = 0,
         regions_tlhw: np.ndarray | None = None,
-        draws: int = 0,
     ) -> Program:
         """Draw the records of all transforms.
 
@@ -308,22 +317,15 @@ class Chain:
             view: the index of the view.
             regions_tlhw: the result of `regions` for these images, if known. The crop that determined the regions is
                 then not drawn again.
-            draws: the number of the images' draws, see `gpuload.datasets.sample.Encoded`.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` is the image's index.
         """
         regions = regions_tlhw if len(self.lines) == 1 else None
-        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions, draws=draws)
+        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions)
 
     def regions(
-        self,
-        key: Key,
-        positions: np.ndarray,
-        sizes_hw: np.ndarray,
-        boxes: Sequence[np.ndarray] | None = None,
-        *,
-        draws: int = 0,
+        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
         """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views, this
         is the smallest box around the regions of all views.
@@ -334,7 +336,7 @@ class Chain:
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
-            line.draw(key, positions, sizes, boxes, steps=line.prefix_length, draws=draws).windows_tlhw[0]
+            line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
@@ -356,20 +358,13 @@ class Chain:
         return self.lines[0].resizes_late
 
     def resizes(
-        self,
-        key: Key,
-        positions: np.ndarray,
-        sizes_hw: np.ndarray,
-        boxes: Sequence[np.ndarray] | None = None,
-        *,
-        draws: int = 0,
+        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
         """Return the result of `regions`, and the record of the initial resize, or None if that resize does not apply
         to all images. The chain's `resizes_late` must be None."""
         [line] = self.lines
         assert line.first_change is not None
-        steps = max(line.prefix_length, line.first_change + 1)
-        program = line.draw(key, positions, sizes_hw, boxes, steps=steps, draws=draws)
+        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
         return program.windows_tlhw[0], program.resize
 
     @property

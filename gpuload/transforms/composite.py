@@ -20,7 +20,7 @@ from gpuload.transforms.convert import UniformTemporalSubsample
 from gpuload.transforms.line import assign_lanes, draw_for_rows
 from gpuload.transforms.program.ops import PartnerMix, Record
 
-__all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "flatten"]
+__all__ = ["Compose", "Identity", "MultiView", "RandomApply", "RandomChoice", "RandomOrder", "as_one", "flatten"]
 
 
 @declaration
@@ -65,6 +65,11 @@ class Compose(_Container):
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> NoReturn:
         raise NotImplementedError("a chain replaces a Compose with its transforms before it draws")
+
+
+def as_one(transforms: list[Transform]) -> Transform:
+    """Return one transform that applies all of these in sequence."""
+    return transforms[0] if len(transforms) == 1 else Compose(transforms) if transforms else Identity()
 
 
 def _nested_any_property(name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from gpuload.checks import argument, finite_number, flag, integer, numbers
+from gpuload.datasets.arrays import cast, is_integer
 from gpuload.transforms.arguments import MASK_DTYPES, dtype_name
 from gpuload.transforms.base import (
     EVERYWHERE,
@@ -29,54 +30,46 @@ __all__ = [
     "UniformTemporalSubsample",
     "Window",
     "check_windows",
-    "converts_on_entry",
-    "to_levels",
-    "window_of",
+    "entry_conversion",
 ]
 
-LEVELS_PER_UNIT: Final = np.float32(255.999)  # torchvision's: 256 levels of equal width
+LEVELS_PER_UNIT: Final = 255.999  # torchvision's: 256 levels of equal width
 
 
-def converts_on_entry(chain: Chain) -> bool:
-    """Return whether images are converted to uint8 before all transforms: whether `ToDtype("uint8", scale=True)` comes
-    before the first transform that changes pixels, in each view, or the first transform is a `Window`."""
-    return window_of(chain) is not None or all(_starts_with_conversion(line.transforms) for line in chain.lines)
+def entry_conversion(chain: Chain) -> ToDtype | Window | None:
+    """Return the transform whose `levels` convert images to uint8 before all other transforms: a `Window`, or a
+    `ToDtype("uint8", scale=True)` that, in each view, comes before the first transform that changes pixels."""
+    conversions = [_find_conversion(line.transforms) for line in chain.lines]
+    return conversions[0] if all(conversions) else None
 
 
-def _starts_with_conversion(transforms: Iterable[Transform]) -> bool:
+def _find_conversion(transforms: Iterable[Transform]) -> ToDtype | Window | None:
     for transform in transforms:
+        if isinstance(transform, Window):
+            return transform
         if isinstance(transform, ToDtype) and transform.dtype == "uint8" and transform.scale:
-            return True
+            return transform
         if any(issubclass(outline.kind, CHANGES_PIXELS) for outline in transform.outline) or transform.group_size > 1:
-            return False
-    return False
+            return None
+    return None
 
 
-def window_of(chain: Chain) -> Window | None:
-    """Return the `Window` that converts images before all other transforms; None if there is none."""
-    first = next(iter(chain.transforms), None)
-    return first if isinstance(first, Window) else None
-
-
-def check_windows(lines: Iterable[Sequence[Transform]], first: Transform | None) -> None:
-    """Refuse a `Window` that is not the `first` transform of a chain; `lines` are the transforms of each view."""
-    if any(transform is not first and _holds_window(transform) for line in lines for transform in line):
+def check_windows(lines: Sequence[Sequence[Transform]]) -> None:
+    """Refuse a `Window` that does not convert the images of all views; `lines` are the transforms of each view."""
+    windows = [window for line in lines for window in _find_windows(line)]
+    if windows and (windows != [_find_conversion(line) for line in lines] or len(set(windows)) > 1):
         raise ValueError(
             "transforms in an impossible order: Window converts intensities to 8 bits before all other transforms, so "
             "a chain can have only one, at its beginning; put Window first"
         )
 
 
-def _holds_window(transform: Transform) -> bool:
-    return isinstance(transform, Window) or any(map(_holds_window, transform.children))
-
-
-def to_levels(pixels: np.ndarray) -> np.ndarray:
-    """Convert pixels of any image dtype to uint8, as torchvision's `ToDtype(torch.uint8, scale=True)` does: float32 in
-    0 … 1 to ⌊255.999 x⌋, and uint16 without its lower 8 bits."""
-    if pixels.dtype == np.float32:
-        return (pixels * LEVELS_PER_UNIT).astype(np.uint8)
-    return pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
+def _find_windows(transforms: Iterable[Transform]) -> list[Transform]:
+    return [
+        window
+        for transform in transforms
+        for window in ([transform] if isinstance(transform, Window) else _find_windows(transform.children))
+    ]
 
 
 @declaration
@@ -128,6 +121,13 @@ class ToDtype(Transform):
     @property
     def output_state(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return None if self.dtype in (None, "uint8") else "float"
+
+    def levels(self, pixels: Any) -> Any:
+        """Return an array or tensor of any image dtype as uint8, as torchvision does: floats in 0 … 1 as ⌊255.999 x⌋,
+        and uint16 without its lower 8 bits."""
+        if not is_integer(pixels):
+            return cast(cast(pixels, "float32") * LEVELS_PER_UNIT, "uint8")
+        return pixels if str(pixels.dtype).endswith("uint8") else cast(cast(pixels, "int32") >> 8, "uint8")
 
     def draw(self, uniforms: Uniforms | None, sizes_hw: np.ndarray | None) -> Numbers:
         return Numbers(self.dtype, self.scale, self.mask_dtype)
@@ -181,10 +181,8 @@ class Window(Transform):
 
     def levels(self, pixels: Any) -> Any:
         """Return the uint8 levels of a float32 or uint16 array or tensor."""
-        is_array = isinstance(pixels, np.ndarray)
-        values: Any = pixels.astype(np.float32) if is_array else pixels.float()
-        scaled = ((values - (self.center - self.width / 2)) * (255 / (self.width - 1)) + 0.5).clip(0, 255)
-        return scaled.astype(np.uint8) if is_array else scaled.byte()
+        shifted = cast(pixels, "float32") - (self.center - self.width / 2)
+        return cast((shifted * (255 / (self.width - 1)) + 0.5).clip(0, 255), "uint8")
 
 
 @declaration

@@ -35,7 +35,7 @@ from gpuload.transforms.arguments import is_torchvision_transform, refuse_albume
 from gpuload.transforms.base import Transform
 from gpuload.transforms.blur_noise import GaussianBlur
 from gpuload.transforms.colour import ColorJitter, RandomGrayscale
-from gpuload.transforms.composite import Compose, Identity, RandomApply, RandomChoice, RandomOrder
+from gpuload.transforms.composite import Identity, RandomApply, RandomChoice, RandomOrder, as_one
 from gpuload.transforms.convert import Normalize, ToDtype
 from gpuload.transforms.erasing import RandomErasing
 from gpuload.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
@@ -177,12 +177,9 @@ class _Converter:
         if name == "RandomApply":
             children = list(self._convert_all(list(entry.transforms), children_path))
         else:
-            child_chains = [
-                list(self._convert_all(inner, f"{children_path}[{index}]"))
-                for index, inner in enumerate(entry.transforms)
-            ]
             children = [
-                chain[0] if len(chain) == 1 else Compose(chain) if chain else Identity() for chain in child_chains
+                as_one(list(self._convert_all(inner, f"{children_path}[{index}]")))
+                for index, inner in enumerate(entry.transforms)
             ]
         if name == "RandomOrder":
             children = [child for child in children if not isinstance(child, Identity)]

@@ -11,12 +11,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from gpuload.checks import argument, finite_number, integer, interval, is_sequence, numbers, one_of, probability
+from gpuload.checks import argument, integer, interval, numbers, one_of, probability
 from gpuload.rng.distributions import normal
 from gpuload.transforms.arguments import size_pair
-from gpuload.transforms.base import Uniforms, declaration, scale_to_range
+from gpuload.transforms.base import Transform, Uniforms, declaration, scale_to_range
 from gpuload.transforms.colour import OneOperation
-from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, code
+from gpuload.transforms.program.ops import NOTHING, VALUES, Ops, Record, code
 
 __all__ = ["CLAHE", "GaussianIllumination", "PlanckianJitter", "RandomGamma", "RandomShadow"]
 
@@ -45,11 +45,6 @@ HOTTEST, STEP, WHITE = 15_000, 500, 6_000  # kelvin
 WARM_SHARE: Final = 0.4  # the probability of a temperature below `WHITE`
 
 
-def _limit_from_one(name: str, value: object, **bounds: float) -> tuple[float, float]:
-    """Return a range (low, high); a number x means 1 … x."""
-    return interval(name, value if is_sequence(value) else (1, finite_number(name, value)), **bounds)
-
-
 @declaration
 class RandomGamma(OneOperation):
     """Raise pixel values to a random power, as if the exposure had been different, with probability `p`.
@@ -68,7 +63,9 @@ class RandomGamma(OneOperation):
 
     operations: ClassVar[tuple[str, ...]] = ("gamma",)
 
-    gamma_limit: float | tuple[float, float] = argument(_limit_from_one, default=(80.0, 120.0), by_epoch=True, above=0)
+    gamma_limit: float | tuple[float, float] = argument(
+        interval, default=(80.0, 120.0), by_epoch=True, start=1, above=0
+    )
     p: float = argument(probability, default=0.5, by_epoch=True)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
@@ -105,14 +102,13 @@ class PlanckianJitter(OneOperation):
 
     def check_arguments(self) -> None:
         coldest = HOTTEST - STEP * (len(ILLUMINANTS[self.mode][0]) - 1)
-        if self.temperature_limit is None:
-            object.__setattr__(self, "temperature_limit", (coldest, HOTTEST))
-        lowest, highest = self.temperature_limit or (coldest, HOTTEST)
+        lowest, highest = limit = self.temperature_limit or (coldest, HOTTEST)
         if not coldest <= lowest <= WHITE <= highest:
             raise ValueError(
                 f"PlanckianJitter(temperature_limit=…) must contain {WHITE} and lie within {coldest} … {HOTTEST} for "
-                f"mode={self.mode!r}, got {self.temperature_limit}"
+                f"mode={self.mode!r}, got {limit}"
             )
+        object.__setattr__(self, "temperature_limit", limit)
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         drawn, (lowest, highest) = uniforms(4), self.temperature_limit or (0, 0)
@@ -169,7 +165,7 @@ def _check_region(name: str, value: object) -> tuple[float, ...]:
 
 
 @declaration
-class RandomShadow(OneOperation):
+class RandomShadow(Transform):
     """Darken one or more random polygons of the image, with probability `p`.
 
     As in Albumentations 2.0.8, the vertices of a polygon are drawn in no order, so that its sides cross each other, and
@@ -183,7 +179,9 @@ class RandomShadow(OneOperation):
         p: the probability.
     """
 
+    record: ClassVar[type[Record]] = Ops
     operations: ClassVar[tuple[str, ...]] = ("shadow",)
+    is_optional: ClassVar[bool] = True  # an image can get fewer shadows than the most
     needs_full_image: ClassVar[bool] = True
 
     shadow_roi: Sequence[float] = argument(_check_region, default=(0.0, 0.5, 1.0, 1.0))
@@ -193,10 +191,6 @@ class RandomShadow(OneOperation):
         interval, default=(0.5, 0.5), by_epoch=True, minimum=0, maximum=1
     )
     p: float = argument(probability, default=0.5, by_epoch=True)
-
-    @property
-    def is_optional(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return True  # an image can get fewer shadows than the most
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:
         fewest, most = self.num_shadows_limit
@@ -229,7 +223,7 @@ class CLAHE(OneOperation):
     operations: ClassVar[tuple[str, ...]] = ("clahe",)
     needs_full_image: ClassVar[bool] = True
 
-    clip_limit: float | tuple[float, float] = argument(_limit_from_one, default=(1.0, 4.0), by_epoch=True, minimum=1)
+    clip_limit: float | tuple[float, float] = argument(interval, default=(1.0, 4.0), by_epoch=True, start=1, minimum=1)
     tile_grid_size: int | tuple[int, int] = argument(size_pair, default=(8, 8), by_epoch=True)
     p: float = argument(probability, default=0.5, by_epoch=True)
 

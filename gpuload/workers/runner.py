@@ -42,7 +42,7 @@ from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.convert import converts_on_entry, window_of
+from gpuload.transforms.convert import Window, entry_conversion
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
 from gpuload.workers.counters import FLUSH_BYTES, FLUSH_NS, WorkerCounters
@@ -451,11 +451,11 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes(draws) for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        chain, resize = self.job.chain_of(request), None
+        chain, resize = self.job.chain_of(request).with_draws(draws), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
-            regions, resize = chain.resizes(key, positions, sizes, boxes, draws=draws)
+            regions, resize = chain.resizes(key, positions, sizes, boxes)
         else:
-            regions = chain.regions(key, positions, sizes, boxes, draws=draws)
+            regions = chain.regions(key, positions, sizes, boxes)
         for (sample, image), region in zip(images, regions.tolist(), strict=True):
             image.region = region
             for mask in sample.masks.values():  # masks get the region of the first image
@@ -479,7 +479,8 @@ class RowCopier:
         chain = job.chain
         if not row_bytes(job.dataset):
             return False
-        if (job.dataset.dtype != np.uint8 or window_of(chain) is not None) and converts_on_entry(chain):
+        conversion = entry_conversion(chain)
+        if isinstance(conversion, Window) or (conversion is not None and job.dataset.dtype != np.uint8):
             return False
         return not (job.collate_fn is not None or chain.frames or chain.reads_boxes or box_droppers(chain))
 

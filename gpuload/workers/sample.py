@@ -59,7 +59,7 @@ from gpuload.ring.columns import Columns, ImageColumn, ValueColumn, merge_equal
 from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import align
 from gpuload.transforms.chain import Chain
-from gpuload.transforms.convert import Normalize, converts_on_entry, to_levels, window_of
+from gpuload.transforms.convert import Normalize, ToDtype, Window, entry_conversion
 from gpuload.transforms.program.draws import IMAGE
 from gpuload.transforms.program.ops import Box, ChainMixture, Ops, filter_codes
 from gpuload.transforms.program.windows import FILTERS
@@ -197,7 +197,7 @@ class SampleReader:
         self._target_conflict = explain_target_conflict(job.chain)
         # A `collate_fn` gets PIL images as the dataset returned them.
         self._keeps_pillow_images = job.plain and job.collate_fn is not None
-        self._converts_on_entry, self._window = converts_on_entry(job.chain), window_of(job.chain)
+        self._conversion = entry_conversion(job.chain)
         self._changes_colors = _changes_colors(job.chain)
         self._needs_fractions = self._changes_colors or _normalizes_fractions(job.chain)
 
@@ -289,7 +289,12 @@ class SampleReader:
             header, hwc = None, image.hwc
             (height, width, channels), dtype = hwc.shape, "uint8" if hwc.itemsize == 1 else hwc.dtype.name
             self._counters.bytes_read += hwc.nbytes
-        if dtype == "uint8" or self._converts_on_entry:
+        if dtype == "uint8" and isinstance(self._conversion, Window):
+            raise TypeError(
+                "Window takes intensities of 16 bits or floats, but this image has 8 bits; return gpuload.Image(array) "
+                "of uint16 or float32, or gpuload.Encoded(data, mode='unchanged') for a file of 16 bits or floats"
+            )
+        if dtype == "uint8" or self._conversion is not None:
             return Picture(image, header, height, width, channels)
         return Picture(image, header, height, width, channels * np.dtype(dtype).itemsize, (dtype, 3))
 
@@ -304,9 +309,9 @@ class SampleReader:
             points = {paths[leaf]: (target, sizes[target.draws or 0]) for leaf, target in sample.points.items()}
             warning = unit_warning(points)
         if not self._has_warned_of_draws and any(line.is_random for line in self._job.chain.lines):
-            files = find_shared_draws(sample.structure, {leaf: image.leaf for leaf, image in sample.images.items()})
-            if files:
-                self._has_warned_of_draws, self._warnings = True, [*self._warnings, files]
+            shared = find_shared_draws(sample.structure, {leaf: image.leaf for leaf, image in sample.images.items()})
+            self._has_warned_of_draws = bool(shared)
+            self._warnings += filter(None, [shared])
         self._searches_left -= 1
         if warning:
             self._searches_left, self._warnings = 0, [warning, *self._warnings]
@@ -432,8 +437,6 @@ class SampleReader:
             ImageFailure: an image or mask cannot be decoded.
         """
         for i, picture in enumerate(sample.pictures):
-            if self._window is not None and i < len(sample.images):
-                self._check_intensities(picture)
             if picture.encoded_fields:
                 start, length = picture.encoded_fields[:2]
                 slot[start : start + length] = np.frombuffer(picture.leaf.data, np.uint8)  # pyright: ignore
@@ -467,37 +470,19 @@ class SampleReader:
         elif isinstance(leaf, Encoded):
             cut, picture.cut = picture.cut, None
             out = out.reshape(height, width, -1)
-            if self._converts_on_entry and leaf.mode == "unchanged" and self._decoder.dtype(header) != "uint8":
-                out[...] = self._convert(self._decoder.decode(leaf, header, region_tlhw, None, cut))
+            if self._conversion and leaf.mode == "unchanged" and self._decoder.dtype(header) != "uint8":
+                out[...] = _convert(self._conversion, self._decoder.decode(leaf, header, region_tlhw, None, cut))
             else:
                 self._decoder.decode(leaf, header, region_tlhw, out, cut)
         elif isinstance(leaf, Image):
             pixels = leaf.hwc[top : top + height, left : left + width]
-            out.reshape(height, width, -1)[...] = self._convert(pixels) if self._converts_on_entry else pixels
+            out.reshape(height, width, -1)[...] = _convert(self._conversion, pixels) if self._conversion else pixels
         elif header is not None:
             self._decoder.decode_mask(leaf.array, header, region_tlhw, out.reshape(height, width))
         else:
             cropped = leaf.array[..., top : top + height, left : left + width]
             channels = cropped[:, :, None] if cropped.ndim == 2 else cropped.transpose(1, 2, 0)
             out.reshape(channels.shape)[...] = channels
-
-    def _check_intensities(self, picture: Picture) -> None:
-        leaf: Any = picture.leaf
-        if isinstance(leaf, Encoded):
-            is_deep = leaf.mode == "unchanged" and self._decoder.dtype(picture.header) != "uint8"
-        else:
-            is_deep = leaf.hwc.dtype != np.uint8
-        if not is_deep:
-            raise TypeError(
-                "Window takes intensities of 16 bits or floats, but this image has 8 bits; return gpuload.Image(array) "
-                "of uint16 or float32, or gpuload.Encoded(data, mode='unchanged') for a file of 16 bits or floats"
-            )
-
-    def _convert(self, pixels: np.ndarray) -> np.ndarray:
-        """Convert an image to uint8, see `to_levels` and `Window.levels`."""
-        if pixels.dtype == np.float32 and (self._window is None or np.isnan(pixels).any()):
-            _check_fractions(pixels, allows_nan=False)
-        return to_levels(pixels) if self._window is None else self._window.levels(pixels)
 
 
 def _changes_colors(chain: Chain) -> bool:
@@ -523,6 +508,13 @@ def _check_fractions(pixels: np.ndarray, *, allows_nan: bool = True) -> None:
     low, high = float(pixels.min()), float(pixels.max())
     if low < 0 or high > 1 or (low != low and not allows_nan):
         raise ValueError(f"the image {explain_float_range(low, high)}")
+
+
+def _convert(conversion: ToDtype | Window, pixels: np.ndarray) -> np.ndarray:
+    """Convert an image to uint8."""
+    if pixels.dtype == np.float32 and (isinstance(conversion, ToDtype) or np.isnan(pixels).any()):
+        _check_fractions(pixels, allows_nan=False)
+    return conversion.levels(pixels)
 
 
 def make_columns(samples: Sequence[Sample], encoded_bytes: int = 0) -> Columns:

@@ -193,6 +193,12 @@ def converted(
     return make, case
 
 
+def jitter(name: str, factor: float, mean: float = 0, most: float = 0, reason: str = EQUAL) -> Converted:
+    ranges = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0), name: (factor, factor)}
+    transform = T.ColorJitter(**{name: (factor, factor)})
+    return converted(f"ColorJitter({name})", lambda A: A.ColorJitter(**ranges, p=1), [transform], mean, most, reason)
+
+
 FILL: Any = {"Image": (0,), "Mask": 0}
 # Albumentations' transforms with parameters that are not random, and what `from_albumentations` makes of them.
 CONVERTED: list[Converted] = [
@@ -231,35 +237,10 @@ CONVERTED: list[Converted] = [
         255,
         TIES,
     ),
-    converted(
-        "ColorJitter(brightness)",
-        lambda A: A.ColorJitter((1.2, 1.2), (1, 1), (1, 1), (0, 0), p=1),
-        [T.ColorJitter((1.2, 1.2))],
-    ),
-    converted(
-        "ColorJitter(contrast)",
-        lambda A: A.ColorJitter((1, 1), (1.3, 1.3), (1, 1), (0, 0), p=1),
-        [T.ColorJitter(contrast=(1.3, 1.3))],
-        0.7,
-        1,
-        CONTRAST,
-    ),
-    converted(
-        "ColorJitter(saturation)",
-        lambda A: A.ColorJitter((1, 1), (1, 1), (0.6, 0.6), (0, 0), p=1),
-        [T.ColorJitter(saturation=(0.6, 0.6))],
-        0.7,
-        1,
-        CONTRAST,
-    ),
-    converted(
-        "ColorJitter(hue)",
-        lambda A: A.ColorJitter((1, 1), (1, 1), (1, 1), (0.1, 0.1), p=1),
-        [T.ColorJitter(hue=(0.1, 0.1))],
-        5,
-        20,
-        HUE,
-    ),
+    jitter("brightness", 1.2),
+    jitter("contrast", 1.3, 0.7, 1, CONTRAST),
+    jitter("saturation", 0.6, 0.7, 1, CONTRAST),
+    jitter("hue", 0.1, 5, 20, HUE),
     converted(
         "GaussianBlur",
         lambda A: A.GaussianBlur(0, (1.5, 1.5), p=1),

@@ -462,6 +462,7 @@ def read(number: int, draws: int | None = None) -> gl.Encoded:
         ((read(0, 0), read(1, 0)), GEOMETRY),
         ((read(0), read(1, 1)), GEOMETRY),
         (([read(0), read(1), read(2)], 1), GEOMETRY),
+        ((read(0), read(0)), GEOMETRY),
         (
             (read(0), gl.Mask(gl.Encoded(encode(np.zeros((40, 48), np.uint8), "PNG"), source="mask.png"))),
             [T.RandomCrop(8)],
@@ -470,7 +471,7 @@ def read(number: int, draws: int | None = None) -> gl.Encoded:
         ((read(0), read(1)), [T.CenterCrop(8), T.Normalize([0.5], [0.5]), T.MixUp(labels_getter=None)]),
         ((read(0), read(1)), []),
     ],
-    ids=["draws=0", "different", "clip", "mask", "evaluation", "mixing", "no transforms"],
+    ids=["draws=0", "different", "clip", "one file twice", "mask", "evaluation", "mixing", "no transforms"],
 )
 def test_images_that_need_not_say_whether_they_share_draws_are_not_warned_of(sample, transforms):
     load(lambda index: sample, transforms, batch_size=2, samples=2)  # a warning is an error

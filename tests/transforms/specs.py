@@ -733,7 +733,6 @@ SPECS: dict[str, Spec] = {
                 0.01,
                 1,
                 lit.BELL,
-                lit.FUSED_POWER,
             )
         ),
         draws=[

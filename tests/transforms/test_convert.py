@@ -243,9 +243,10 @@ def test_window_takes_files_of_16_bits():
         [T.RandomCrop(8), T.Window(40, 400)],
         [T.Window(40, 400), T.Window(40, 400)],
         [T.MultiView([[T.Window(40, 400)], [T.Window(300, 2000)]])],
+        [T.MultiView([[T.Window(40, 400)], [T.RandomCrop(8)]])],
         [T.RandomApply([T.Window(40, 400)])],
     ],
-    ids=["after a crop", "twice", "views", "nested"],
+    ids=["after a crop", "twice", "views", "one view", "nested"],
 )
 def test_chain_refuses_a_window_that_is_not_its_first_transform(chain):
     with pytest.raises(ValueError, match="a chain can have only one, at its beginning; put Window first"):

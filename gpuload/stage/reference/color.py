@@ -293,9 +293,8 @@ def gamma_table(exponent: float) -> np.ndarray:
 def white_balance(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Multiply red and blue by factors, truncated as in Albumentations; a single channel does not change."""
     if levels.shape[1] == 3:
-        for channel, column in ((0, 0), (2, 1)):
-            levels[:, channel : channel + 1].mul_(_upload_per_image(values[:, column], levels))
-        levels.clamp_(0, 255).floor_()
+        factors = np.insert(values[:, :2], 1, 1, axis=1).astype(np.float32)
+        levels.mul_(upload(factors, levels.device)[:, :, None, None]).clamp_(0, 255).floor_()
     return levels
 
 
@@ -315,34 +314,28 @@ def illumination(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
 def shadow(levels: torch.Tensor, values: np.ndarray) -> torch.Tensor:
     """Darken a polygon, truncated as in Albumentations. As in OpenCV's `fillPoly`, the polygon consists of the pixels
     that its sides enclose an odd number of times, and of those on its sides."""
-    height, width = levels.shape[2:]
-    vertices = np.stack([shadow_vertices(row) for row in values.tolist()])
-    rows, columns = (torch.arange(length, device=levels.device, dtype=torch.float64) for length in (height, width))
-    is_inside = torch.zeros(len(levels), height, width, dtype=torch.bool, device=levels.device)
+    rows, columns = (torch.arange(length, device=levels.device) for length in levels.shape[2:])
+    rows = rows[:, None]
+    ends = np.stack([shadow_vertices(row) for row in values.tolist()])
+    sides = np.concatenate([ends, np.roll(ends, -1, axis=1)], axis=2).transpose(1, 2, 0).copy()
+    is_inside = torch.zeros(len(levels), *levels.shape[2:], dtype=torch.bool, device=levels.device)
     is_on_side = is_inside.clone()
-    sides = np.stack([vertices, np.roll(vertices, -1, axis=1)], axis=2)  # n × sides × ends × (x, y)
-    for ends in upload(np.ascontiguousarray(sides.transpose(1, 2, 3, 0)), levels.device)[..., None]:
-        (x0, y0), (x1, y1) = ends
+    for x0, y0, x1, y1 in upload(sides, levels.device)[..., None, None]:  # each n × 1 × 1
         across, down = x1 - x0, y1 - y0
-        x = x0 + (rows - y0) * across / torch.where(down == 0, 1, down)  # where the side meets each row, n × H
-        y = y0 + (columns - x0) * down / torch.where(across == 0, 1, across)
-        meets_row = (rows >= torch.minimum(y0, y1)) & (rows <= torch.maximum(y0, y1))
-        meets_column = (columns >= torch.minimum(x0, x1)) & (columns <= torch.maximum(x0, x1))
-        crosses_row = meets_row & (rows < torch.maximum(y0, y1))
-        is_inside ^= crosses_row[:, :, None] & (columns < x[:, :, None])
-        is_steep = (down.abs() >= across.abs())[:, :, None]
-        is_on_side |= is_steep & meets_row[:, :, None] & ((columns - x[:, :, None]).abs() <= 0.5)
-        is_on_side |= ~is_steep & meets_column[:, None] & ((rows[:, None] - y[:, None]).abs() <= 0.5)
+        offset = across * (rows - y0) - down * (columns - x0)  # has the sign of `down` to the left of the side
+        is_inside ^= ((rows >= y0) != (rows >= y1)) & (offset * down > 0)
+        is_in_box = ((rows - y0) * (rows - y1) <= 0) & ((columns - x0) * (columns - x1) <= 0)
+        is_on_side |= is_in_box & (2 * offset.abs() <= torch.maximum(across.abs(), down.abs()))
     share = upload(values[:, 0].copy(), levels.device)[:, None, None, None]
     return torch.where((is_inside | is_on_side)[:, None], (levels * share).floor_().to(levels.dtype), levels)
 
 
 def shadow_vertices(values: list[float]) -> np.ndarray:
-    """Return the vertices of a shadow, (x, y) in pixels, float64 (n, 2)."""
+    """Return the vertices of a shadow, (x, y) in pixels, int64 (n, 2)."""
     left, top, right, bottom = values[1:5]
     key = Key(int(values[6]), int(values[7]))
     numbers = philox.uniforms(key, np.zeros(1, np.int64), 0, 2 * int(values[5])).reshape(-1, 2)
-    return np.floor((left, top) + numbers * (right - left, bottom - top))
+    return np.floor((left, top) + numbers * (right - left, bottom - top)).astype(np.int64)
 
 
 POINTS: Final[dict[str, Callable[[torch.Tensor, np.ndarray], torch.Tensor]]] = {
@@ -424,11 +417,6 @@ def _equalize(canvas: Canvas, values: Sequence[float]) -> None:
     canvas.set(_look_up_planes(planes, equalize_table(torch.stack(counts))))
 
 
-def _gamma(canvas: Canvas, values: Sequence[float]) -> None:
-    planes = _planes(canvas)
-    canvas.set(_look_up_planes(planes, torch.from_numpy(gamma_table(values[0])).expand(len(planes), -1)))
-
-
 def _planes(canvas: Canvas) -> np.ndarray:
     """Return a copy of the levels, C×H×W."""
     return canvas.image().transpose(2, 0, 1).copy()
@@ -457,5 +445,4 @@ def single_colors() -> dict[str, ImageOperation]:
         "solarize": _solarize,
         "autocontrast": _autocontrast,
         "equalize": _equalize,
-        "gamma": _gamma,
     }
