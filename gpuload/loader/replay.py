@@ -58,7 +58,7 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = integer("epoch", epoch, minimum=0, maximum=2**63 - 1)
-    last_position = shares_of(order).last_position if order.is_planned else 2**63 - 1
+    last_position = shares_of(order).samples - 1 if order.is_planned else 2**63 - 1
     position = integer("position", position, minimum=0, maximum=last_position)
     if index is None and not order.is_planned:
         raise ValueError(

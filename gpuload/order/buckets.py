@@ -193,6 +193,7 @@ class BucketShares:
 
     Attributes:
         global_batch_size: the number of samples of all ranks in a full step.
+        samples: the number of positions in an epoch, including those that are not used.
         name: a name that identifies the order: equal names and seeds mean equal orders for equal options.
     """
 
@@ -206,6 +207,7 @@ class BucketShares:
             for bucket, members in enumerate(buckets.members)
         ]
         self._steps = [shares.steps() for shares in self._shares]
+        self.samples = sum(self._steps) * self.global_batch_size
 
     @property
     def division(self) -> str:
@@ -216,11 +218,6 @@ class BucketShares:
         return text if options.group_size == 1 else f"{text}, groups of {options.group_size}"
 
     @property
-    def last_position(self) -> int:
-        """The last position of an epoch."""
-        return sum(self._steps) * self.global_batch_size - 1
-
-    @property
     def samples_per_rank(self) -> int:
         """The number of samples of each rank in an epoch."""
         return sum(shares.samples_per_rank for shares in self._shares)
@@ -228,39 +225,22 @@ class BucketShares:
     def steps(self, start: int = 0) -> int:
         """Return the number of batches from position `start` to the end of an epoch, which is the same on every
         rank."""
-        return max(0, sum(self._steps) - start // self.global_batch_size)
+        return max(0, self.samples - start) // self.global_batch_size
 
-    def explain_no_batches(self) -> str:
-        """Explain why an epoch has no batches."""
-        largest = max(shares.samples for shares in self._shares)
-        return self._options.explain_no_batches(f"the largest bucket has {largest} samples")
+    @property
+    def unused_samples(self) -> int:
+        """The number of samples that are in no epoch, since their bucket has no batch."""
+        return sum(shares.samples for shares, steps in zip(self._shares, self._steps, strict=True) if not steps)
 
-    def describe_leftovers(self) -> str:
-        """Return how many samples an epoch leaves out or repeats."""
-        counts = self._sample_counts()
-        left_out, added = (int(np.maximum(difference, 0).sum()) for difference in (-np.diff(counts), np.diff(counts)))
+    def describe(self) -> str:
+        """Describe the batches of an epoch, and how many samples it leaves out or repeats."""
+        ranks = self._options.world_size
+        surpluses = [ranks * shares.samples_per_rank - shares.samples for shares in self._shares]
+        left_out, added = sum(max(0, -surplus) for surplus in surpluses), sum(max(0, surplus) for surplus in surpluses)
         return (
             f"{sum(self._steps):,} batches in {len(self._shares)} buckets; an epoch leaves out {left_out:,} of "
             f"{self._options.samples:,} samples, and has {added:,} padding or repeated samples"
         )
-
-    def explain_unused(self) -> str:
-        """Return a warning if the batches of some buckets are dropped in every epoch, otherwise ""."""
-        in_bucket, in_epoch = self._sample_counts().T
-        is_unused = (in_epoch == 0) & (in_bucket > 0)
-        if not is_unused.any():
-            return ""
-        option = "drop_last=True" if self._options.drop_last else f"uneven={self._options.uneven!r}"
-        return (
-            f"{in_bucket[is_unused].sum():,} of {self._options.samples:,} samples are in no batch of any epoch, since "
-            f"{option} drops the only batch of {is_unused.sum()} of {len(is_unused)} buckets: each has at most "
-            f"{in_bucket[is_unused].max()} samples. Use fewer shapes, or leave {option} out"
-        )
-
-    def _sample_counts(self) -> np.ndarray:
-        """Return the number of samples in each bucket, and in the batches of all ranks, (buckets, 2)."""
-        ranks = self._options.world_size
-        return np.array([(shares.samples, shares.samples_per_rank * ranks) for shares in self._shares], np.int64)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[RankBatch]:
         """Yield this rank's batches of an epoch, starting at position `start`, a multiple of the global batch size."""

@@ -128,8 +128,8 @@ def check_has_batches(order: OrderOptions) -> None:
     Raises:
         ValueError: the dataset has too few samples for a batch on each of the current ranks.
     """
-    if order.is_planned and (shares := shares_of(order)).steps() == 0:
-        raise ValueError(shares.explain_no_batches())
+    if order.is_planned and shares_of(order).steps() == 0:
+        raise ValueError(_explain_no_batches(order, ranks_of(order)["world_size"]))
 
 
 def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
@@ -153,11 +153,15 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
     if order.is_planned and world_size > 1 and "other ranks" not in order.issued_warnings:
         order.issued_warnings.add("other ranks")
         yield from _compare_ranks(order, rank, world_size)
-    if order.buckets is not None and "unused buckets" not in order.issued_warnings:
+    if (buckets := order.buckets) is not None and "unused buckets" not in order.issued_warnings:
         order.issued_warnings.add("unused buckets")
         shares = shares_of(order)
-        if isinstance(shares, BucketShares) and (warning := shares.explain_unused()):
-            yield warning
+        if isinstance(shares, BucketShares) and shares.unused_samples:
+            option = "drop_last=True" if order.drop_last else f"uneven={order.uneven!r}"
+            yield (
+                f"{shares.unused_samples:,} of {len(buckets.sizes):,} samples are in no batch of any epoch, since "
+                f"{option} drops the only batch of their bucket; use fewer shapes, or leave {option} out"
+            )
     readers = max(1, workers) * world_size
     if order.iterable and readers > 1 and "workers" not in order.issued_warnings and has_sharding_filter(order.dataset):
         order.issued_warnings.add("workers")
@@ -238,3 +242,18 @@ def ranks_of(order: OrderOptions) -> dict[str, int]:
     are_given = order.rank is not None and order.world_size is not None
     rank, world_size = (order.rank, order.world_size) if are_given else find_rank()
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
+
+
+def _explain_no_batches(order: OrderOptions, world_size: int) -> str:
+    """Explain why an epoch has no batches."""
+    if order.samples == 0:
+        return "the dataset is empty: len(dataset) is 0"
+    buckets = "" if order.buckets is None else f" in {len(order.buckets.shapes)} buckets"
+    ranks = f" for {world_size} ranks" if world_size > 1 else ""
+    count = f"the dataset has {order.samples} samples{buckets}{ranks}"
+    if order.drop_last:
+        return (
+            f"drop_last=True leaves no batch: {count}, but batch_size is {order.size}; reduce it, or use "
+            "drop_last=False"
+        )
+    return f"uneven='drop' leaves no batch: {count}; use uneven='pad'"
