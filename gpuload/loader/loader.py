@@ -582,7 +582,8 @@ def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -
         sample = Image(sample if sample.ndim == 3 else sample[..., None], layout="HWC")
     elif isinstance(sample, torch.Tensor):
         sample = Image(sample.cpu(), layout="CHW")
-    with Loader([sample], batch_size=None, transforms=chain, seed=seed, num_workers=0, device=device) as loader:
+    options: dict[str, Any] = {"num_workers": 0, "device": device, "rank": 0, "world_size": 1}
+    with Loader([sample], batch_size=None, transforms=chain, seed=seed, **options) as loader:
         return next(iter(loader))
 
 
