@@ -175,7 +175,7 @@ class _SamplerPass:
             next(itertools.islice(self._iterator, count, count), None)
 
     def read_keys(self, size: int | None, drop_last: bool) -> list[Any] | None:
-        """Read the keys of the next batch from the sampler, and set `size_hw` to the batch's; return None at the end."""
+        """Read the keys of the next batch from the sampler, and set `size_hw` to its own; return None at the end."""
         with self._use_sampler_generators():
             if size is None:
                 batch = next(self._iterator, None)
