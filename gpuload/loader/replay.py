@@ -23,6 +23,7 @@ from gpuload.order.schedule import ranks_of, shares_of
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
+from gpuload.transforms.chain import find_varying
 from gpuload.transforms.program.ops import NOTHING, OPS, Call, Ops, PartnerMix, map_params
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.batch import Batch
@@ -93,7 +94,7 @@ def _step_of(options: Options, position: int) -> int:
     order = options.order
     if order.batch_sampler is None:
         return position // (order.size * ranks_of(order)["world_size"])
-    if argument := options.chain.find_varying(ByBatch, BucketSize):
+    if argument := find_varying(options.chain, ByBatch, BucketSize):
         raise ValueError(
             f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
             "replay() needs a sampler or gpuload's own order"

@@ -17,14 +17,15 @@ from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.transforms.varying import Moment
 
 SIZES = {0: 16, 2: 24, 5: (32, 20)}
 
 
 def test_by_epoch_returns_the_value_of_the_last_epoch_listed():
     sizes = T.by_epoch({5: (32, 20), 0: 16, 2: 24})
-    assert [sizes.at_epoch(epoch) for epoch in (0, 1, 2, 4, 5, 99)] == [16, 16, 24, 24, (32, 20), (32, 20)]
-    assert T.by_epoch(lambda epoch: 10 + epoch).at_epoch(7) == 17
+    assert [sizes.at(Moment(epoch)) for epoch in (0, 1, 2, 4, 5, 99)] == [16, 16, 24, 24, (32, 20), (32, 20)]
+    assert T.by_epoch(lambda epoch: 10 + epoch).at(Moment(7)) == 17
 
 
 @pytest.mark.parametrize("kind", [T.Resize, T.RandomResizedCrop, T.CenterCrop, T.RandomCrop, T.Mosaic])
@@ -62,12 +63,12 @@ def test_chain_at_an_epoch_replaces_arguments_of_contained_transforms():
         (lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8), ValueError,
          "Resize(max_size=8) must be greater than size=9"),
         (lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8), ValueError,
-         "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0"),
+         "an argument in epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0"),
         (lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})), ValueError,
          "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
          "and at most 1, got 2"),
         (lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3), TypeError,
-         "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'"),
+         "an argument in epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'"),
         (lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})), ValueError,
          "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)"),
         (lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})), ValueError,
@@ -75,12 +76,12 @@ def test_chain_at_an_epoch_replaces_arguments_of_contained_transforms():
         (lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]), ValueError,
          "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255"),
         (lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})), TypeError,
-         "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all"),
+         "RandAugment(num_ops=…) cannot be by_epoch({0: 1, 5: 2}); pass one value for all"),
         (lambda: T.Resize(8, T.by_epoch({0: "nearest"})), TypeError,
-         "Resize(interpolation=…) cannot depend on the epoch"),
+         "Resize(interpolation=…) cannot be by_epoch({0: 'nearest'})"),
         (lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)), TypeError,
-         "RandomResizedCrop(scale=…) contains by_epoch({0: 0.5}), got (by_epoch({0: 0.5}), 1); pass the entire value "
-         "for each epoch, as in by_epoch({0: (…), 10: (…)})"),
+         "RandomResizedCrop(scale=…) contains by_epoch({0: 0.5}); pass entire values, as in by_batch([(…), (…)]) or "
+         "by_epoch({0: (…), 10: (…)})"),
     ],
 )  # fmt: skip
 def test_by_epoch_refuses_invalid_values(make, error, text):
@@ -210,7 +211,7 @@ def test_augment_set_epoch_selects_the_arguments_of_the_epoch():
         constant_augment = gl.Augment([T.RandomHorizontalFlip(epoch), T.ColorJitter(0.5 * epoch)])
         constant_augment.set_epoch(epoch)
         assert torch.equal(augment(images), constant_augment(images))
-    with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 2 .*RandomHorizontalFlip\(p=…\) must be at least 0"):
+    with pytest.raises(ValueError, match=r"argument in epoch 2 .*RandomHorizontalFlip\(p=…\) must be at least 0"):
         augment.set_epoch(2)
     assert augment.epoch == 1
 
@@ -293,5 +294,5 @@ def test_invalid_size_raises_when_its_epoch_begins():
     chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
     with cpu_loader(ENCODED_IMAGES, 4, transforms=chain) as loader:
         assert len(list(loader)) == 3
-        with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"argument in epoch 1 .*must be at least 1, got 0"):
             iter(loader)
