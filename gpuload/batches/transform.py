@@ -138,7 +138,7 @@ class BatchTransform:
                 programs.append(programs[first_index])  # the columns have the same draws, rows and sizes
                 continue
             boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes, draws=draws)
+            draw = partial(chain.with_draws(draws).draw, key, columns.positions[rows], sizes, boxes)
             regions = None if self._draws_regions else images.table["region_tlhw"]
             programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
         return programs

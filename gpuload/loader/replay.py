@@ -68,7 +68,12 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         )
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
     positions, row, size_hw = np.array([position]), 0, None
-    step = _step_of(options, position)
+    if order.batch_sampler is not None and (argument := find_varying(options.chain, ByBatch, BucketSize)):
+        raise ValueError(
+            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
+            "replay() needs a sampler or gpuload's own order"
+        )
+    step = position // (order.size * ranks_of(order)["world_size"])  # if the epoch has only full batches
     if order.is_planned and (index is None or order.combining_transform or order.buckets is not None):
         positions, indices, size_hw = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
@@ -86,20 +91,6 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         return _finish_replay(session, batch, columns, int(np.flatnonzero(columns.positions == positions[row])[0]))
     finally:
         session.close()
-
-
-def _step_of(options: Options, position: int) -> int:
-    """Return the number of the batch that contains a position, in an epoch of full batches from its first position
-    on."""
-    order = options.order
-    if order.batch_sampler is None:
-        return position // (order.size * ranks_of(order)["world_size"])
-    if argument := find_varying(options.chain, ByBatch, BucketSize):
-        raise ValueError(
-            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
-            "replay() needs a sampler or gpuload's own order"
-        )
-    return 0
 
 
 def _mixing_group(

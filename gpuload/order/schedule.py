@@ -180,19 +180,16 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
     Raises:
         ValueError: the ranks would not divide the samples among them, or would have different numbers of batches.
     """
-    settings = {
-        "seed": order.seed,
-        "length": order.samples,
-        "batches": steps_of(order),
-        "buckets": None if order.buckets is None else order_name(order),
-    }
+    buckets = "" if order.buckets is None else f" and {order_name(order)}"
+    settings = {"order": f"seed={order.seed}{buckets}", "length": order.samples, "batches": steps_of(order)}
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)
         at = f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
-        if others["seed"] != settings["seed"]:
+        if others["order"] != settings["order"]:
             raise ValueError(
-                f"the Loader has seed={others['seed']} {at.format(settings['seed'])}: each rank would take its share "
-                "of another order, so samples would be missing or come twice. Pass the same seed on all ranks"
+                f"the Loader has {others['order']} {at.format(settings['order'])}: each rank would take its share "
+                "of another order, so samples would be missing or come twice. Pass the same seed, and the same Buckets "
+                "if any, on all ranks"
             )
         lengths = f"the dataset has {others['length']} samples {at.format(settings['length'])}"
         if others["batches"] != settings["batches"]:
@@ -200,12 +197,6 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
                 f"{lengths}, which gives {others['batches']} and {settings['batches']} batches, so training would wait "
                 "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
                 "each rank has its own samples"
-            )
-        if others["buckets"] != settings["buckets"]:
-            raise ValueError(
-                f"shuffle= has {others['buckets'] or 'no Buckets'} {at.format(settings['buckets'] or 'no Buckets')}: "
-                "the ranks would get batches of different shapes in the same step, and samples would be missing or "
-                "come twice. Pass the same sizes and shapes on all ranks"
             )
         if others["length"] != settings["length"]:
             yield (

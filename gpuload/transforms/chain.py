@@ -163,6 +163,14 @@ class Chain:
                 del self._resolved_chains[next(iter(self._resolved_chains))]
         return self._resolved_chains[choices]
 
+    def with_draws(self, draws: int) -> Chain:
+        """Return the chain that draws for images with these `draws` (see `gpuload.datasets.sample.Encoded`)."""
+        if not draws:
+            return self
+        chain = Chain.__new__(Chain)
+        vars(chain).update(vars(self), lines=tuple(line.with_draws(draws) for line in self.lines))
+        return chain
+
     @property
     def entries(self) -> list[Any]:
         """The transforms, followed by the modules; `Chain(entries)` equals this chain."""
@@ -261,7 +269,6 @@ class Chain:
         *,
         view: int = 0,
         regions_tlhw: np.ndarray | None = None,
-        draws: int = 0,
     ) -> Program:
         """Draw the records of all transforms.
 
@@ -273,22 +280,15 @@ class Chain:
             view: the index of the view.
             regions_tlhw: the result of `regions` for these images, if known. The crop that determined the regions is
                 then not drawn again.
-            draws: the number of the images' draws, see `gpuload.datasets.sample.Encoded`.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` is the image's index.
         """
         regions = regions_tlhw if len(self.lines) == 1 else None
-        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions, draws=draws)
+        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions)
 
     def regions(
-        self,
-        key: Key,
-        positions: np.ndarray,
-        sizes_hw: np.ndarray,
-        boxes: Sequence[np.ndarray] | None = None,
-        *,
-        draws: int = 0,
+        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
         """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views, this
         is the smallest box around the regions of all views.
@@ -299,7 +299,7 @@ class Chain:
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
-            line.draw(key, positions, sizes, boxes, steps=line.prefix_length, draws=draws).windows_tlhw[0]
+            line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
@@ -321,20 +321,13 @@ class Chain:
         return self.lines[0].resizes_late
 
     def resizes(
-        self,
-        key: Key,
-        positions: np.ndarray,
-        sizes_hw: np.ndarray,
-        boxes: Sequence[np.ndarray] | None = None,
-        *,
-        draws: int = 0,
+        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
     ) -> tuple[np.ndarray, Box | None]:
         """Return the result of `regions`, and the record of the initial resize, or None if that resize does not apply
         to all images. The chain's `resizes_late` must be None."""
         [line] = self.lines
         assert line.first_change is not None
-        steps = max(line.prefix_length, line.first_change + 1)
-        program = line.draw(key, positions, sizes_hw, boxes, steps=steps, draws=draws)
+        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
         return program.windows_tlhw[0], program.resize
 
     @property

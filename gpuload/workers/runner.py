@@ -451,11 +451,11 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes(draws) for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        chain, resize = self.job.chain_of(request), None
+        chain, resize = self.job.chain_of(request).with_draws(draws), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
-            regions, resize = chain.resizes(key, positions, sizes, boxes, draws=draws)
+            regions, resize = chain.resizes(key, positions, sizes, boxes)
         else:
-            regions = chain.regions(key, positions, sizes, boxes, draws=draws)
+            regions = chain.regions(key, positions, sizes, boxes)
         for (sample, image), region in zip(images, regions.tolist(), strict=True):
             image.region = region
             for mask in sample.masks.values():  # masks get the region of the first image

@@ -215,7 +215,7 @@ class Stream(IterableDataset):
     [
         (SAMPLES[:-1], {}, r"shuffle=Buckets\(…\) has 33 sizes, but the dataset has 32 samples; pass the size of each"),
         (SAMPLES, {"weights": np.ones(33)}, "weights already draw samples at random; leave shuffle out"),
-        (SAMPLES, {"repeats": 2}, r"repeats=2 cannot be combined with shuffle=Buckets\(…\), whose epochs have every"),
+        (SAMPLES, {"repeats": 2}, r"repeats=2 needs shuffle=True or weights: .*, and Buckets have each sample once"),
         (SAMPLES, {"sampler": range(33)}, r"shuffle=Buckets\(33 sizes in 3 shapes\) cannot be combined with a sampler"),
         (SAMPLES, {"batch_sampler": [[0]], "batch_size": 1}, r"cannot be combined with a batch_sampler"),
         (gl.Mix([SAMPLES[:17], SAMPLES[17:]], [1, 1]), {}, r"shuffle=Buckets\(…\) cannot be combined with a Mix"),
