@@ -82,7 +82,6 @@ class Buckets:
 
     Attributes:
         shapes: the (height, width) of each bucket.
-        members: the indices of each bucket's samples.
 
     Raises:
         TypeError, ValueError: `sizes` are not (N, 2) positive integers; `shapes` are not distinct pairs; there are both
@@ -92,15 +91,13 @@ class Buckets:
         >>> buckets = Buckets([(480, 640), (640, 480), (300, 410), (500, 500)], max_pixels=512 * 512)
         >>> buckets.shapes
         ((448, 576), (512, 512), (576, 448))
-        >>> [indices.tolist() for indices in buckets.members]
-        [[0, 2], [3], [1]]
     """
 
     sizes: Any = argument(_check_sizes)
     shapes: Sequence[tuple[int, int]] = argument(_check_shapes, default=None, kw_only=True)
     max_pixels: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     multiple_of: int | None = argument(integer, default=None, kw_only=True, minimum=1)
-    members: tuple[np.ndarray, ...] = field(default=(), init=False)
+    _members: tuple[np.ndarray, ...] = field(default=(), init=False)  # the indices of the samples of each shape
     _checksum: int = field(default=0, init=False)  # differs for other shapes or members
 
     def __post_init__(self) -> None:
@@ -123,7 +120,7 @@ class Buckets:
         object.__setattr__(self, "_checksum", checksum)
         order = np.argsort(bucket_of_sample, kind="stable")
         counts = np.bincount(bucket_of_sample, minlength=len(self.shapes))
-        object.__setattr__(self, "members", tuple(np.split(order, np.cumsum(counts)[:-1])))
+        object.__setattr__(self, "_members", tuple(np.split(order, np.cumsum(counts)[:-1])))
 
     def __repr__(self) -> str:
         return f"Buckets({len(self.sizes)} sizes in {len(self.shapes)} shapes)"
@@ -204,7 +201,7 @@ class BucketShares:
         self.name = f"buckets-{buckets._checksum:08x}"
         self._shares = [
             replace(self._options, samples=len(members), order=partial(_order_members, members, bucket))
-            for bucket, members in enumerate(buckets.members)
+            for bucket, members in enumerate(buckets._members)
         ]
         self._steps = [shares.steps() for shares in self._shares]
         self.samples = sum(self._steps) * self.global_batch_size
@@ -262,7 +259,7 @@ class BucketShares:
         (buckets, steps), (step, place) = self._schedule(epoch), divmod(position, self.global_batch_size)
         bucket = int(buckets[step])
         bucket_position = int(np.searchsorted(steps[bucket], step)) * self.global_batch_size + place
-        if bucket_position >= len(self._buckets.members[bucket]):
+        if bucket_position >= len(self._buckets._members[bucket]):
             raise ValueError(
                 f"epoch {epoch} has no sample at position {position}, since the batch of step {step} is short; take a "
                 "position from BatchInfo.positions or ErrorRecord.position"

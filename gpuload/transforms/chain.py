@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # imported at run time only for chains with such transforms, 
     from gpuload.transforms.custom import Custom, Lambda
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["Chain", "find_varying", "variants_of"]
+__all__ = ["Chain", "chain_for_draws", "find_varying", "variants_of"]
 
 CACHED_CHAINS: Final = 256  # more than an epoch has sizes, since it takes as long to build a chain as to draw it
 
@@ -162,14 +162,6 @@ class Chain:
             if len(self._resolved_chains) > CACHED_CHAINS:
                 del self._resolved_chains[next(iter(self._resolved_chains))]
         return self._resolved_chains[choices]
-
-    def with_draws(self, draws: int) -> Chain:
-        """Return the chain that draws for images with these `draws` (see `gpuload.datasets.sample.Encoded`)."""
-        if not draws:
-            return self
-        chain = Chain.__new__(Chain)
-        vars(chain).update(vars(self), lines=tuple(line.with_draws(draws) for line in self.lines))
-        return chain
 
     @property
     def entries(self) -> list[Any]:
@@ -474,6 +466,15 @@ def _resolve(value: Any, moment: Moment) -> Any:
 def find_varying(chain: Chain, *kinds: type[Varying]) -> str:
     """Return the name of the first argument of these kinds; "" if there is none."""
     return next((name for name, value in chain._varying if isinstance(value, kinds)), "")
+
+
+def chain_for_draws(chain: Chain, draws: int) -> Chain:
+    """Return the chain that draws for images with these `draws` (see `gpuload.datasets.sample.Encoded`)."""
+    if not draws:
+        return chain
+    other = Chain.__new__(Chain)
+    vars(other).update(vars(chain), lines=tuple(line.with_draws(draws) for line in chain.lines))
+    return other
 
 
 def variants_of(chain: Chain, epoch: int, sizes_hw: Sequence[tuple[int, int]] = ((1, 1),)) -> list[Chain]:

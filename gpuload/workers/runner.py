@@ -42,6 +42,7 @@ from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
+from gpuload.transforms.chain import chain_for_draws
 from gpuload.transforms.convert import converts_on_entry, window_of
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
@@ -451,7 +452,7 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes(draws) for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        chain, resize = self.job.chain_of(request).with_draws(draws), None
+        chain, resize = chain_for_draws(self.job.chain_of(request), draws), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
             regions, resize = chain.resizes(key, positions, sizes, boxes)
         else:

@@ -67,7 +67,7 @@ def test_bits_do_not_depend_on_workers_or_on_ranks_with_the_same_global_batch_si
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_images_have_the_shape_of_their_bucket_with_any_number_of_workers_and_ranks(ranks):
     shape_of = {
-        index: shape for shape, members in zip(SHAPES, SMALL.members, strict=True) for index in members.tolist()
+        index: shape for shape, members in zip(SHAPES, SMALL._members, strict=True) for index in members.tolist()
     }
     batches: dict[int, list[Any]] = {}
     for rank, workers in [(rank, workers) for rank in range(ranks) for workers in (0, 1, 4)]:

@@ -52,7 +52,7 @@ SIDES = st.one_of(st.integers(1, 8), st.integers(1, 2000))
 def test_each_sample_gets_the_shape_that_cuts_least_then_enlarges_least_then_is_largest(sizes, shapes):
     buckets = gl.Buckets(sizes, shapes=shapes)
     assert buckets.shapes == tuple(shapes)
-    for shape, members in zip(shapes, buckets.members, strict=True):
+    for shape, members in zip(shapes, buckets._members, strict=True):
         for index in members.tolist():
             assert preference(sizes[index], shape) == max(preference(sizes[index], other) for other in shapes)
 
@@ -60,7 +60,7 @@ def test_each_sample_gets_the_shape_that_cuts_least_then_enlarges_least_then_is_
 def test_max_pixels_creates_the_largest_shapes_that_the_data_need():
     buckets = gl.Buckets([(480, 640), (640, 480), (300, 410), (500, 500)], max_pixels=512 * 512)
     assert buckets.shapes == ((448, 576), (512, 512), (576, 448))
-    assert [members.tolist() for members in buckets.members] == [[0, 2], [3], [1]]
+    assert [members.tolist() for members in buckets._members] == [[0, 2], [3], [1]]
     assert gl.Buckets([(100, 100)], max_pixels=100 * 100, multiple_of=32).shapes == ((96, 96),)
 
 
@@ -76,8 +76,8 @@ def test_created_shapes_are_multiples_of_at_most_max_pixels_and_cannot_grow_in_o
 def test_buckets_of_a_million_different_sizes_are_found_by_comparing_neighbouring_ratios():
     sizes = np.stack(np.meshgrid(np.arange(1, 1001), np.arange(1, 1001)), axis=2).reshape(-1, 2)
     buckets = gl.Buckets(sizes, max_pixels=1 << 20)
-    assert sum(map(len, buckets.members)) == len(sizes)
-    assert all(len(members) for members in buckets.members)
+    assert sum(map(len, buckets._members)) == len(sizes)
+    assert all(len(members) for members in buckets._members)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_epoch_has_every_sample_once_over_all_ranks(sizes, batch, ranks, epoc
 @given(**DIVISIONS, uneven=st.sampled_from(["pad", "drop", "exact"]), drop_last=st.booleans())
 def test_all_ranks_have_one_shape_and_one_batch_length_in_a_step(sizes, batch, ranks, epoch, uneven, drop_last):
     buckets = gl.Buckets(sizes, shapes=SHAPES)
-    bucket_of = {i: shape for shape, members in zip(buckets.shapes, buckets.members, strict=True) for i in members}
+    bucket_of = {i: shape for shape, members in zip(buckets.shapes, buckets._members, strict=True) for i in members}
     lengths: dict[Any, list[int]] = {}
     for step in run_ranks(buckets, ranks, epoch, batch_size=batch, uneven=uneven, drop_last=drop_last):
         (shape,), (length,) = {rank.size_hw for rank in step}, {len(rank.indices) for rank in step}
@@ -153,7 +153,7 @@ def test_drop_last_leaves_out_less_than_a_global_batch_per_bucket(sizes, batch, 
     buckets = gl.Buckets(sizes, shapes=SHAPES)
     indices = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, drop_last=True))
     assert len(set(indices)) == len(indices)
-    for members in buckets.members:
+    for members in buckets._members:
         assert 0 <= len(members) - len(np.intersect1d(members, indices)) < batch * ranks
 
 
@@ -166,7 +166,7 @@ def test_uneven_drop_leaves_out_less_than_the_number_of_ranks_per_bucket_and_pad
     padded = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, uneven="pad"))
     assert len(set(dropped)) == len(dropped)
     assert set(padded) == set(range(len(sizes)))
-    for members in buckets.members:
+    for members in buckets._members:
         assert np.isin(members, dropped).sum() == len(members) // ranks * ranks
         assert np.isin(padded, members).sum() == -(-len(members) // ranks) * ranks
 
