@@ -31,7 +31,6 @@ from gpuload.rng.streams import BUCKETS
 
 __all__ = ["BucketShares", "Buckets"]
 
-MAX_SIDE: Final = 2**31 - 1
 MULTIPLE_OF: Final = 64  # as in the training of Stable Diffusion XL
 
 
@@ -41,10 +40,9 @@ def _check_sizes(name: str, value: object) -> np.ndarray:
         raise TypeError(f"{name} must be integers, as from gpuload.image_sizes(dataset), got {array.dtype}")
     if array.ndim != 2 or array.shape[1] != 2 or not len(array):
         raise ValueError(f"{name} must have the shape (samples, 2), a height and a width each, got {array.shape}")
-    if invalid := np.flatnonzero(((array < 1) | (array > MAX_SIDE)).any(axis=1))[:1].tolist():
+    if (invalid := np.flatnonzero((array < 1).any(axis=1))).size:
         raise ValueError(
-            f"{name} must be heights and widths in 1 … {MAX_SIDE}, but sizes[{invalid[0]}] is "
-            f"{array[invalid[0]].tolist()}"
+            f"{name} must be heights and widths of at least 1, but sizes[{invalid[0]}] is {array[invalid[0]].tolist()}"
         )
     return array
 
@@ -53,10 +51,8 @@ def _check_shapes(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     if not is_sequence(value) or not len(value):
         raise TypeError(f"{name} must be a list of pairs (height, width), got {value!r}")
     form = "(height, width) in pixels"
-    shapes = [pair(f"{name}, entry {i},", shape, form=form, entry=integer, minimum=1) for i, shape in enumerate(value)]
-    if repeated := [shape for i, shape in enumerate(shapes) if shape in shapes[:i]]:
-        raise ValueError(f"{name} must be distinct, but {repeated[0]} occurs twice")
-    return tuple(shapes)
+    pairs = (pair(f"{name}, entry {i},", shape, form=form, entry=integer, minimum=1) for i, shape in enumerate(value))
+    return tuple(pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +80,7 @@ class Buckets:
         shapes: the (height, width) of each bucket.
 
     Raises:
-        TypeError, ValueError: `sizes` are not (N, 2) positive integers; `shapes` are not distinct pairs; there are both
+        TypeError, ValueError: `sizes` are not (N, 2) positive integers; `shapes` are not pairs; there are both
             `shapes` and `max_pixels`, or neither.
 
     Example:
@@ -146,28 +142,25 @@ def _nearest_shapes(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     The closer the ratio of the sides is to the image's, the less is cut. So only the shapes with the next smaller and
     the next larger ratio are compared.
     """
-    codes = sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1].astype(np.int64)
-    unique_codes, size_of_sample = np.unique(codes, return_inverse=True)
-    heights, widths = (unique_codes >> 32).astype(np.float64), (unique_codes & 0xFFFFFFFF).astype(np.float64)
-    areas, ratios = shapes.prod(axis=1), shapes[:, 0] / shapes[:, 1]
+    # As complex numbers, sizes are compared twenty times as fast as with `axis=0`.
+    unique_sizes, size_of_sample = np.unique(sizes @ np.array([1, 1j]), return_inverse=True)
+    heights, widths = unique_sizes.real, unique_sizes.imag
+    ratios = shapes[:, 0] / shapes[:, 1]
     order = np.argsort(ratios, kind="stable")
     unique_ratios, starts, counts = np.unique(ratios[order], return_index=True, return_counts=True)
     next_larger = np.searchsorted(unique_ratios, heights / widths)
-    best, best_rank = np.zeros(len(heights), np.intp), np.full((3, len(heights)), -np.inf)
-    for groups in (np.maximum(next_larger - 1, 0), np.minimum(next_larger, len(unique_ratios) - 1)):
-        for i in range(counts.max()):
-            candidates = order[starts[groups] + np.minimum(i, counts[groups] - 1)]
-            shape_heights, shape_widths = shapes[candidates].T
-            # The part that remains is a quotient of products. Below 2**53 they are exact, so that equal parts are equal
-            # floats.
-            products = np.stack([heights * shape_widths, widths * shape_heights])
-            enlargement = np.maximum(1.0, np.maximum(shape_heights / heights, shape_widths / widths))
-            rank = np.stack([products.min(axis=0) / products.max(axis=0), -enlargement, areas[candidates]])
-            is_better = np.zeros(len(heights), np.bool_)
-            for value, best_value in zip(rank[::-1], best_rank[::-1], strict=True):
-                is_better = (value > best_value) | ((value == best_value) & is_better)
-            best[is_better], best_rank[:, is_better] = candidates[is_better], rank[:, is_better]
-    return best[size_of_sample]
+    groups = np.stack([np.minimum(next_larger, len(unique_ratios) - 1), np.maximum(next_larger - 1, 0)])[:, None]
+    # The candidates for each size, (candidates, sizes). Of equally good ones, the last is chosen, so the first shapes
+    # come last.
+    candidates = order[starts[groups] + np.minimum(np.arange(counts.max())[::-1, None], counts[groups] - 1)]
+    candidates = candidates.reshape(-1, len(heights))
+    shape_heights, shape_widths = shapes[candidates].transpose(2, 0, 1)
+    # The part that remains is a quotient of products. Below 2**53 they are exact, so that equal parts are equal floats.
+    products = np.stack([heights * shape_widths, widths * shape_heights])
+    part = products.min(axis=0) / products.max(axis=0)
+    enlargement = np.maximum(1.0, np.maximum(shape_heights / heights, shape_widths / widths))
+    best = np.lexsort((shape_heights * shape_widths, -enlargement, part), axis=0)[-1:]
+    return np.take_along_axis(candidates, best, axis=0)[0][size_of_sample]
 
 
 def _order_members(members: np.ndarray, bucket: int, key: philox.Key) -> Callable[[np.ndarray], np.ndarray]:

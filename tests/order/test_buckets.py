@@ -86,7 +86,6 @@ def test_buckets_of_a_million_different_sizes_are_found_by_comparing_neighbourin
         ({}, r"takes either shapes= or max_pixels=, got neither; pass one of them"),
         ({"shapes": [(8, 8)], "max_pixels": 64}, r"takes either shapes= or max_pixels=, got both; pass one of them"),
         ({"shapes": [(8, 8)], "multiple_of": 8}, r"multiple_of=8\) applies to the shapes that max_pixels= creates"),
-        ({"shapes": [(8, 8), (8, 8)]}, r"shapes=…\) must be distinct, but \(8, 8\) occurs twice"),
         ({"shapes": [(8, 0)]}, r"shapes=…\), entry 0, must be at least 1, got 0"),
         ({"shapes": [(8, 8, 3)]}, r"shapes=…\), entry 0, must be a pair \(height, width\) in pixels"),
         ({"shapes": []}, r"shapes=…\) must be a list of pairs \(height, width\), got \[\]"),
@@ -103,7 +102,7 @@ def test_bad_shapes_are_refused(options, message):
     [
         ([1, 2], r"sizes=…\) must have the shape \(samples, 2\), a height and a width each, got \(2,\)"),
         (np.empty((0, 2), int), r"must have the shape \(samples, 2\), .* got \(0, 2\)"),
-        ([(10, 10), (0, 5)], r"must be heights and widths in 1 … 2147483647, but sizes\[1\] is \[0, 5\]"),
+        ([(10, 10), (0, 5)], r"must be heights and widths of at least 1, but sizes\[1\] is \[0, 5\]"),
         ([(0.5, 1)], r"must be integers, as from gpuload\.image_sizes\(dataset\), got float64"),
     ],
 )
