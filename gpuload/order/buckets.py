@@ -50,9 +50,8 @@ def _check_sizes(name: str, value: object) -> np.ndarray:
 def _check_shapes(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     if not is_sequence(value) or not len(value):
         raise TypeError(f"{name} must be a list of pairs (height, width), got {value!r}")
-    form = "(height, width) in pixels"
-    pairs = (pair(f"{name}, entry {i},", shape, form=form, entry=integer, minimum=1) for i, shape in enumerate(value))
-    return tuple(pairs)
+    options: Any = {"form": "(height, width) in pixels", "entry": integer, "minimum": 1}
+    return tuple(pair(f"{name}, entry {i},", shape, **options) for i, shape in enumerate(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +143,7 @@ def _nearest_shapes(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     """
     # As complex numbers, sizes are compared twenty times as fast as with `axis=0`.
     unique_sizes, size_of_sample = np.unique(sizes @ np.array([1, 1j]), return_inverse=True)
-    heights, widths = unique_sizes.real, unique_sizes.imag
+    heights, widths = np.real(unique_sizes), np.imag(unique_sizes)
     ratios = shapes[:, 0] / shapes[:, 1]
     order = np.argsort(ratios, kind="stable")
     unique_ratios, starts, counts = np.unique(ratios[order], return_index=True, return_counts=True)
