@@ -19,6 +19,7 @@ import numpy as np
 from gpuload.datasets.files import FORMAT_BY_ENDING, read_starts
 from gpuload.datasets.kinds import fetch_samples, is_deterministic
 from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
+from gpuload.datasets.tree import flatten
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import (
     PROGRESSIVE,
@@ -96,13 +97,15 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
     """
     label = None
     if isinstance(sample, Mapping):
-        leaves = list(sample.values())
+        entries = tuple(sample.values())
         label = next((sample[name] for name in LABEL_FIELDS if name in sample), None)
     elif isinstance(sample, tuple | list):
-        leaves = list(sample)
+        entries = tuple(sample)
         label = sample[1] if len(sample) > 1 else None
     else:
-        leaves = [sample]
+        entries = (sample,)
+    leaves: list[Any] = []
+    flatten(entries, leaves)
     image = next((leaf for leaf in leaves if isinstance(leaf, Encoded | Image)), None)
     if image is None:
         image = next((Image(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim in (2, 3)), None)

@@ -20,6 +20,7 @@ from gpuload.loader.session import Session
 from gpuload.order.buckets import BucketShares
 from gpuload.order.options import OrderOptions
 from gpuload.order.schedule import ranks_of, shares_of
+from gpuload.order.shares import RankBatch
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
@@ -75,9 +76,10 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         )
     step = position // (order.size * ranks_of(order)["world_size"])  # if the epoch has only full batches
     if order.is_planned and (index is None or order.combining_transform or order.buckets is not None):
-        positions, indices, size_hw = _mixing_group(order, epoch, position)
+        positions, indices, _, size_hw = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
         if index is not None:
+            indices = indices.copy()
             indices[row] = index
     session = _open_session(options, indices)
     try:
@@ -93,15 +95,11 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         session.close()
 
 
-def _mixing_group(
-    order: OrderOptions, epoch: int, position: int
-) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
-    """Return the positions and indices of a sample and of the partners whose images are mixed into it, and the shape of
-    their bucket."""
+def _mixing_group(order: OrderOptions, epoch: int, position: int) -> RankBatch:
+    """Return a sample and the partners whose images are mixed into it, as a batch."""
     shares, group_size = shares_of(order), order.group_size
     if order.repeats == 1 or group_size == 1 or isinstance(shares, BucketShares):
-        batch = shares.group_at(epoch, position, group_size)
-        return batch.positions, batch.indices.copy(), batch.size_hw
+        return shares.group_at(epoch, position, group_size)
     shares = replace(shares, drop_last=False, rank=position % shares.world_size)
     start = position // shares.global_batch_size * shares.global_batch_size
     batch = next(shares.batches(epoch, start), None)
@@ -109,7 +107,7 @@ def _mixing_group(
         batch = next(replace(shares, uneven="pad").batches(epoch, start))
     pair_indices = half_batch_numbers(np.arange(len(batch.positions)), len(batch.positions)) // 2
     is_member = pair_indices == pair_indices[(batch.positions == position).argmax()]
-    return batch.positions[is_member], batch.indices[is_member], None
+    return RankBatch(batch.positions[is_member], batch.indices[is_member], batch.valid[is_member])
 
 
 def _open_session(options: Options, indices: np.ndarray | list[Any]) -> Session:

@@ -102,6 +102,8 @@ def test_sizes_of_wrapped_joined_mapped_mixed_and_user_datasets(tmp_path):
     assert gl.image_sizes(Listed(list(first.paths)), num_workers=0).tolist() == sizes
     assert gl.image_sizes([(image, 1) for image, _ in first], num_workers=0).tolist() == sizes
     assert gl.image_sizes([np.zeros((5, 9, 3), np.uint8)], num_workers=0).tolist() == [[5, 9]]
+    nested = [{"id": 1, "views": [{"image": image}]} for image, _ in first]
+    assert gl.image_sizes(nested, num_workers=0).tolist() == sizes
     assert gl.image_sizes([], num_workers=0).shape == (0, 2)
 
 
