@@ -155,13 +155,14 @@ class Chain:
         choices = tuple(value.choice(moment) for _, value in self._varying)
         if not choices:
             return self
-        if choices not in self._resolved_chains:
+        chain = self._resolved_chains.get(choices)
+        if chain is None:
             with naming(f"an argument in epoch {moment.epoch}"):
                 transforms = [_resolve(transform, moment) for transform in self.transforms]
-                self._resolved_chains[choices] = Chain([*transforms, *_as_lambdas(self.modules)])
+                chain = self._resolved_chains[choices] = Chain([*transforms, *_as_lambdas(self.modules)])
             if len(self._resolved_chains) > CACHED_CHAINS:
                 del self._resolved_chains[next(iter(self._resolved_chains))]
-        return self._resolved_chains[choices]
+        return chain
 
     @property
     def entries(self) -> list[Any]:
