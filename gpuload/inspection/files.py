@@ -329,15 +329,16 @@ class ImageSizes:
     def __getitems__(self, indices: list[int]) -> list[np.ndarray]:
         with read_starts(self._start_bytes):
             samples = fetch_samples(self._dataset, indices)
-        sizes = [self._size_hw(find_image(sample)[0], self._start_bytes) for sample in samples]
-        for i, index in enumerate(indices):
-            if sizes[i] is None:
-                sizes[i] = self._size_hw(find_image(self._dataset[index])[0])
+        sizes = (
+            self._size_hw(sample, self._start_bytes) or self._size_hw(self._dataset[index])
+            for index, sample in zip(indices, samples, strict=True)
+        )
         return [np.array(size_hw, np.int32) for size_hw in sizes]
 
-    def _size_hw(self, image: Encoded | Image, start_bytes: int | None = None) -> tuple[int, ...] | None:
-        """Return an image's height and width; None if its file is longer than `start_bytes` and has to be read
-        completely to know them."""
+    def _size_hw(self, sample: Any, start_bytes: int | None = None) -> tuple[int, ...] | None:
+        """Return the height and width of a sample's image; None if its file is longer than `start_bytes` and has to be
+        read completely to know them."""
+        image, _ = find_image(sample)
         if isinstance(image, Image):
             return _first_frame(image).shape[:2]
         is_start = len(image.data) == start_bytes

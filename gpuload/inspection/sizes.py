@@ -68,15 +68,18 @@ def image_sizes(dataset: Any, *, num_workers: int | None = None, decode: Decode 
             f"image_sizes() takes a map-style dataset, which has __len__ and __getitem__, got {type(dataset).__name__}"
         )
 
-    def read_all() -> dict[str, np.ndarray]:
-        return {"sizes": _read_sizes(dataset, num_workers, options)}
-
     if not is_deterministic(dataset):
-        return read_all()["sizes"]
+        return _read_sizes(dataset, num_workers, options)
     start_ns, folder_times = time.time_ns(), _folder_times(dataset)
-    name = f"sizes 1 {identity_of(dataset).hex()} {options!r}"
     is_settled = max(folder_times, default=0) < start_ns - SETTLED_NS
-    return load_or_build(name, folder_times, read_all, is_cacheable=lambda arrays: is_settled, min_bytes=0)["sizes"]
+    arrays = load_or_build(
+        f"sizes 1 {identity_of(dataset).hex()} {options!r}",
+        folder_times,
+        lambda: {"sizes": _read_sizes(dataset, num_workers, options)},
+        is_cacheable=lambda arrays: is_settled,
+        min_bytes=0,
+    )
+    return arrays["sizes"]
 
 
 def _folder_times(dataset: Any) -> list[int]:
@@ -93,7 +96,7 @@ def _read_sizes(dataset: Any, num_workers: int | None, decode: Decode) -> np.nda
     if not len(dataset):
         return sizes_hw
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    options: Any = {"num_workers": num_workers, "device": "cpu", "rank": 0, "world_size": 1}
+    options: Any = {"num_workers": num_workers, "device": "cpu", "decode": decode, "rank": 0, "world_size": 1}
     with Loader(ImageSizes(dataset, decode), BATCH_SIZE, **options) as loader:
         for batch in loader:
             sizes_hw[done : done + len(batch)] = batch

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from helpers.generated_images import encode, jpeg_bytes, smooth_image
 from helpers.http_server import served
+from helpers.map_datasets import MapDataset
 from helpers.tar_files import archive
 from PIL import Image
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import gpuload as gl
 from gpuload.datasets import files as file_module
-from gpuload.decode import Decode
+from gpuload.decode import Decode, Decoder
 from gpuload.inspection import sizes as sizes_module
-from gpuload.inspection.files import START_BYTES, ImageSizes
+from gpuload.inspection.files import START_BYTES
 
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "tif": "TIFF", "bmp": "BMP", "gif": "GIF"}
 NOISE = np.random.default_rng(0).integers(0, 256, (90, 170, 3), np.uint8)  # its files are longer than START_BYTES
@@ -158,7 +159,13 @@ def test_only_the_start_of_local_files_of_tar_members_and_of_urls_is_read(tmp_pa
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "0.jpg").write_bytes(big)
     lengths: list[int] = []
-    monkeypatch.setattr(ImageSizes, "_size_hw", lambda self, image, *args: (lengths.append(len(image.data)), (1, 1))[1])
+
+    def read_header(self: Decoder, image: gl.Encoded) -> Any:
+        lengths.append(len(image.data))
+        return header_of(self, image)
+
+    header_of = Decoder.header
+    monkeypatch.setattr(Decoder, "header", read_header)
     gl.image_sizes(gl.ImageFiles(tmp_path / "images"), num_workers=0)
     gl.image_sizes(gl.TarShards(archive(tmp_path / "a.tar", {"0.jpg": big, "0.txt": b"long " * 9999})), num_workers=0)
     with served({"images/0.jpg": big}) as server:
@@ -169,6 +176,17 @@ def test_only_the_start_of_local_files_of_tar_members_and_of_urls_is_read(tmp_pa
     gl.image_sizes(gl.ImageFiles(tmp_path / "images").map(lambda image: image), num_workers=0)
     gl.image_sizes(Listed([str(tmp_path / "images" / "0.jpg")]), num_workers=0)
     assert lengths[3:] == [len(big)] * 2
+
+
+def test_files_are_read_with_the_limits_of_decode():
+    limits: list[float] = []
+
+    def read(index: int) -> Any:
+        limits.append(file_module.byte_limit())
+        return gl.Encoded(jpeg_bytes(NOISE))
+
+    gl.image_sizes(MapDataset(read, 1), num_workers=0, decode=Decode(max_bytes=123_456))
+    assert limits == [123_456]
 
 
 def test_a_header_longer_than_the_start_is_read_completely(tmp_path):
