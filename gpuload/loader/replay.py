@@ -97,9 +97,9 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
 
 def _mixing_group(order: OrderOptions, epoch: int, position: int) -> RankBatch:
     """Return a sample and the partners whose images are mixed into it, as a batch."""
-    shares, group_size = shares_of(order), order.group_size
-    if order.repeats == 1 or group_size == 1 or isinstance(shares, BucketShares):
-        return shares.group_at(epoch, position, group_size)
+    shares = shares_of(order)
+    if order.repeats == 1 or order.group_size == 1 or isinstance(shares, BucketShares):
+        return shares.group_at(epoch, position)
     shares = replace(shares, drop_last=False, rank=position % shares.world_size)
     start = position // shares.global_batch_size * shares.global_batch_size
     batch = next(shares.batches(epoch, start), None)

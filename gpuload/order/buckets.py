@@ -242,7 +242,7 @@ class BucketShares:
                 iterators[bucket] = self._shares[bucket].batches(epoch, number * self.global_batch_size)
             yield self._place(next(iterators[bucket]), bucket, steps[bucket])
 
-    def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
+    def group_at(self, epoch: int, position: int) -> RankBatch:
         """Return the group of neighbouring samples that contains a position.
 
         Raises:
@@ -256,7 +256,7 @@ class BucketShares:
                 f"epoch {epoch} has no sample at position {position}, since the batch of step {step} is short; take a "
                 "position from BatchInfo.positions or ErrorRecord.position"
             )
-        return self._place(self._shares[bucket].group_at(epoch, bucket_position, group_size), bucket, steps[bucket])
+        return self._place(self._shares[bucket].group_at(epoch, bucket_position), bucket, steps[bucket])
 
     def _place(self, batch: RankBatch, bucket: int, steps: np.ndarray) -> RankBatch:
         """Return a batch of a bucket, whose batches come in these steps, with its positions in the epoch and the

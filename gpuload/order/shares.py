@@ -153,10 +153,10 @@ class Shares:
         full_steps, remainder = divmod(self.samples, self.global_batch_size)
         return full_steps * self.batch_size + (self._last_share(remainder) if remainder else 0)
 
-    def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
+    def group_at(self, epoch: int, position: int) -> RankBatch:
         """Return the group of neighbouring samples that contains a position."""
-        shares = replace(self, batch_size=group_size, rank=0, world_size=1, uneven="pad", drop_last=False)
-        return next(shares.batches(epoch, position // group_size * group_size))
+        shares = replace(self, batch_size=self.group_size, rank=0, world_size=1, uneven="pad", drop_last=False)
+        return next(shares.batches(epoch, position // self.group_size * self.group_size))
 
     def _last_share(self, remainder: int) -> int:
         """Return the number of samples of each rank in the last global batch if it has `remainder` samples."""

@@ -206,7 +206,7 @@ def test_groups_of_neighbours_stay_together_and_are_found_by_position(sizes, bat
     for rank in shares:
         for rank_batch in rank.batches(epoch):
             for position, index in zip(rank_batch.positions.tolist(), rank_batch.indices.tolist(), strict=True):
-                group = rank.group_at(epoch, position, 2)
+                group = rank.group_at(epoch, position)
                 assert group.size_hw == rank_batch.size_hw
                 assert group.indices[group.positions == position].tolist() == [index]
                 assert set(group.positions.tolist()) <= {position & ~1, position | 1}
