@@ -27,7 +27,6 @@ from gpuload.stage import RaggedImages, Stage
 from gpuload.stage.combined_images import groups_of
 from gpuload.stage.masks import MaskStage
 from gpuload.transforms import Chain, Program
-from gpuload.transforms.chain import chain_for_draws
 from gpuload.transforms.program.ops import Combination
 
 __all__ = ["BatchTransform", "ReadImages"]
@@ -139,7 +138,7 @@ class BatchTransform:
                 programs.append(programs[first_index])  # the columns have the same draws, rows and sizes
                 continue
             boxes = columns.with_draws(draws).boxes(rows.tolist()) if chain.reads_boxes else None
-            draw = partial(chain_for_draws(chain, draws).draw, key, columns.positions[rows], sizes, boxes)
+            draw = partial(chain.draw, key, columns.positions[rows], sizes, boxes, draws=draws)
             regions = None if self._draws_regions else images.table["region_tlhw"]
             programs.append([draw(view=view, regions_tlhw=regions) for view in range(len(chain.lines))])
         return programs

@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # imported at run time only for chains with such transforms, 
     from gpuload.transforms.custom import Custom, Lambda
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["Chain", "chain_for_draws", "find_varying", "variants_of"]
+__all__ = ["Chain", "find_varying", "variants_of"]
 
 CACHED_CHAINS: Final = 256  # more than an epoch has sizes, since it takes as long to build a chain as to draw it
 
@@ -262,6 +262,7 @@ class Chain:
         *,
         view: int = 0,
         regions_tlhw: np.ndarray | None = None,
+        draws: int = 0,
     ) -> Program:
         """Draw the records of all transforms.
 
@@ -273,15 +274,22 @@ class Chain:
             view: the index of the view.
             regions_tlhw: the result of `regions` for these images, if known. The crop that determined the regions is
                 then not drawn again.
+            draws: the number of the images' draws, see `gpuload.datasets.sample.Encoded`.
 
         Raises:
             DrawError: a transform cannot be drawn for one image; `row` is the image's index.
         """
         regions = regions_tlhw if len(self.lines) == 1 else None
-        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions)
+        return self.lines[view].draw(key, positions, sizes_hw, boxes, regions_tlhw=regions, draws=draws)
 
     def regions(
-        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        draws: int = 0,
     ) -> np.ndarray:
         """Return the region of each image to decode, int64 (B, 4): top, left, height, width. For several views, this
         is the smallest box around the regions of all views.
@@ -292,7 +300,7 @@ class Chain:
         """
         sizes = np.asarray(sizes_hw, np.int64)
         windows_of_lines = [
-            line.draw(key, positions, sizes, boxes, steps=line.prefix_length).windows_tlhw[0]
+            line.draw(key, positions, sizes, boxes, steps=line.prefix_length, draws=draws).windows_tlhw[0]
             if line.prefix_length
             else full_windows(sizes)
             for line in self.lines
@@ -314,13 +322,20 @@ class Chain:
         return self.lines[0].resizes_late
 
     def resizes(
-        self, key: Key, positions: np.ndarray, sizes_hw: np.ndarray, boxes: Sequence[np.ndarray] | None = None
+        self,
+        key: Key,
+        positions: np.ndarray,
+        sizes_hw: np.ndarray,
+        boxes: Sequence[np.ndarray] | None = None,
+        *,
+        draws: int = 0,
     ) -> tuple[np.ndarray, Box | None]:
         """Return the result of `regions`, and the record of the initial resize, or None if that resize does not apply
         to all images. The chain's `resizes_late` must be None."""
         [line] = self.lines
         assert line.first_change is not None
-        program = line.draw(key, positions, sizes_hw, boxes, steps=max(line.prefix_length, line.first_change + 1))
+        steps = max(line.prefix_length, line.first_change + 1)
+        program = line.draw(key, positions, sizes_hw, boxes, steps=steps, draws=draws)
         return program.windows_tlhw[0], program.resize
 
     @property
@@ -467,15 +482,6 @@ def _resolve(value: Any, moment: Moment) -> Any:
 def find_varying(chain: Chain, *kinds: type[Varying]) -> str:
     """Return the name of the first argument of these kinds; "" if there is none."""
     return next((name for name, value in chain._varying if isinstance(value, kinds)), "")
-
-
-def chain_for_draws(chain: Chain, draws: int) -> Chain:
-    """Return the chain that draws for images with these `draws` (see `gpuload.datasets.sample.Encoded`)."""
-    if not draws:
-        return chain
-    other = Chain.__new__(Chain)
-    vars(other).update(vars(chain), lines=tuple(line.with_draws(draws) for line in chain.lines))
-    return other
 
 
 def variants_of(chain: Chain, epoch: int, sizes_hw: Sequence[tuple[int, int]] = ((1, 1),)) -> list[Chain]:

@@ -86,16 +86,17 @@ class Line:
         *,
         steps: int | None = None,
         regions_tlhw: np.ndarray | None = None,
+        draws: int = 0,
     ) -> Program:
         """Draw the records of all transforms, or of the first `steps` transforms. `regions_tlhw` are the regions that a
         worker drew for these images, if known. They replace drawing the first transform if the worker drew only that
-        transform."""
+        transform. `draws` is the number of the images' draws (see `gpuload.datasets.sample.Encoded`)."""
         positions, sizes = np.asarray(positions, np.int64), np.asarray(sizes_hw, np.int64)
         if sizes.shape != (len(positions), 2):
             raise ValueError(f"sizes_hw must be of shape (B, 2) with B = {len(positions)} positions, got {sizes.shape}")
         uniforms = Uniforms(key, positions, 0, boxes)
         regions = regions_tlhw if self.prefix_length == 1 else None
-        records, results = _draw(self.transforms[:steps], self.lanes[:steps], uniforms, sizes, regions)
+        records, results = _draw(self.transforms[:steps], self._lanes_of(draws)[:steps], uniforms, sizes, regions)
         return Program(tuple(records), sizes, results, self.late_from)
 
     @cached_property
@@ -111,13 +112,14 @@ class Line:
             return True
         return False
 
-    def with_draws(self, draws: int) -> Line:
-        """Return the line for images with these `draws`. Mixing transforms draw once for all images of a sample, since
-        they also mix the sample's label."""
+    def _lanes_of(self, draws: int) -> Sequence[int]:
+        """Return the lanes of the transforms for images with these `draws`. Mixing transforms draw once for all images
+        of a sample, since they also mix the sample's label."""
+        if not draws:
+            return self.lanes
         assert not self.lanes or self.lanes[-1] + self.transforms[-1].lanes < DRAWS.step
         pairs = zip(self.transforms, self.lanes, strict=True)
-        lanes = (lane if transform.is_mixing else lane + DRAWS[draws] for transform, lane in pairs)
-        return Line(self.transforms, tuple(lanes))
+        return [lane if transform.is_mixing else lane + DRAWS[draws] for transform, lane in pairs]
 
 
 def assign_lanes(transforms: Sequence[Transform], first_lane: int) -> tuple[list[int], int]:

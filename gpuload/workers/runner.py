@@ -42,7 +42,6 @@ from gpuload.ring.columns import Collated, Columns, ImageColumn, ValueColumn
 from gpuload.ring.packing import ALIGN, write_content
 from gpuload.ring.ring import align, map_file, reserve_standard_streams
 from gpuload.rng.philox import epoch_key
-from gpuload.transforms.chain import chain_for_draws
 from gpuload.transforms.convert import converts_on_entry, window_of
 from gpuload.transforms.program.draws import image_table
 from gpuload.workers.box_fields import box_droppers
@@ -452,11 +451,11 @@ class ChunkRunner:
         sizes = np.array([(image.height, image.width) for _, image in images], np.int64)
         boxes = [sample.boxes(draws) for sample, _ in images] if self.job.chain.reads_boxes else None
         key = epoch_key(self.job.seed, request.epoch)
-        chain, resize = chain_for_draws(self.job.chain_of(request), draws), None
+        chain, resize = self.job.chain_of(request), None
         if self.job.decode.scale == "fast" and chain.resizes_late is None:
-            regions, resize = chain.resizes(key, positions, sizes, boxes)
+            regions, resize = chain.resizes(key, positions, sizes, boxes, draws=draws)
         else:
-            regions = chain.regions(key, positions, sizes, boxes)
+            regions = chain.regions(key, positions, sizes, boxes, draws=draws)
         for (sample, image), region in zip(images, regions.tolist(), strict=True):
             image.region = region
             for mask in sample.masks.values():  # masks get the region of the first image
