@@ -180,16 +180,15 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
     Raises:
         ValueError: the ranks would not divide the samples among them, or would have different numbers of batches.
     """
-    buckets = "" if order.buckets is None else f" and {order_name(order)}"
-    settings = {"order": f"seed={order.seed}{buckets}", "length": order.samples, "batches": steps_of(order)}
+    name = "" if shares_of(order).division is None else f" and {order_name(order)}"
+    settings = {"order": f"seed={order.seed}{name}", "length": order.samples, "batches": steps_of(order)}
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)
         at = f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
         if others["order"] != settings["order"]:
             raise ValueError(
                 f"the Loader has {others['order']} {at.format(settings['order'])}: each rank would take its share "
-                "of another order, so samples would be missing or come twice. Pass the same seed, and the same Buckets "
-                "if any, on all ranks"
+                "of another order, so samples would be missing or come twice. Pass the same seed and order on all ranks"
             )
         lengths = f"the dataset has {others['length']} samples {at.format(settings['length'])}"
         if others["batches"] != settings["batches"]:
