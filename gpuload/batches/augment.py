@@ -38,6 +38,7 @@ from gpuload.stage.plan import check_device
 from gpuload.stage.stage import BACKENDS, explain_backend_change
 from gpuload.transforms import Chain, Compose
 from gpuload.transforms.base import DrawError
+from gpuload.transforms.chain import find_varying, variants_of
 from gpuload.transforms.convert import Window, entry_conversion
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.box_fields import box_droppers, leaf_transforms
@@ -134,7 +135,7 @@ class Augment(torch.nn.Module):
         """Create the attributes that are derived from the arguments, and are neither copied nor pickled."""
         transforms, self._seed, device, self._options = self._arguments
         self._chain = chain = Chain(transforms)
-        if argument := chain.find_varying(BucketSize):
+        if argument := find_varying(chain, BucketSize):
             raise ValueError(
                 f"{argument} is bucket_size, but batches that are passed to Augment have no such size; pass a fixed "
                 "size or T.by_batch, or use a Loader with shuffle=gpuload.Buckets(…)"
@@ -181,8 +182,7 @@ class Augment(torch.nn.Module):
                 this epoch.
         """
         epoch = integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
-        for _ in self._chain.variants(epoch):
-            pass  # an invalid value from `by_epoch` raises an error here, not in the training step
+        variants_of(self._chain, epoch)  # an invalid value raises an error here, not in the training step
         if not (self._loaded and epoch == self._epoch):
             self._position = self._step = 0
         self._epoch, self._loaded = epoch, False
@@ -193,7 +193,7 @@ class Augment(torch.nn.Module):
         names = [*(compiled.stage.plan.backend for compiled in self._compiled.values()), self._saved_backend]
         last_name = next(filter(None, reversed(names)), None)
         backend = UNKNOWN if last_name is None else list(BACKENDS).index(last_name)
-        steps = [self._step] if self._chain.find_varying(ByBatch) else []
+        steps = [self._step] if find_varying(self._chain, ByBatch) else []
         return torch.tensor([self._epoch, self._position, backend, *steps], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
@@ -260,7 +260,7 @@ class Augment(torch.nn.Module):
                 "DataLoader; call it on the batches in the training loop, or pass positions=…"
             )
         epoch = self._epoch if epoch is None else integer("epoch", epoch, minimum=0, maximum=MAX_EPOCH)
-        argument = self._chain.find_varying(ByBatch)
+        argument = find_varying(self._chain, ByBatch)
         if argument and positions is not None and step is None:
             raise ValueError(
                 f"{argument} depends on the batch, whose number in the epoch cannot be derived from positions=…; also "

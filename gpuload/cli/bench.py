@@ -184,6 +184,7 @@ class Bench:
             )
             return
         options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "prefetch_factor": row.prefetch_factor}
+        options |= {"rank": 0, "world_size": 1}
         faults = gl.Faults(on_error="skip", max_error_rate=1.0, max_restarts=100)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # warnings about skipped samples, which are counted

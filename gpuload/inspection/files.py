@@ -9,10 +9,8 @@ images nor on the number of workers.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ import numpy as np
 from gpuload.datasets.files import FORMAT_BY_ENDING, read_starts
 from gpuload.datasets.kinds import fetch_samples, is_deterministic
 from gpuload.datasets.sample import Encoded, Image, explain_deep_pixels
+from gpuload.datasets.tree import flatten
 from gpuload.decode.decoder import Decoder
 from gpuload.decode.header import (
     PROGRESSIVE,
@@ -33,7 +32,6 @@ from gpuload.decode.header import (
 )
 from gpuload.decode.options import Decode
 from gpuload.errors import DecodeError, one_line
-from gpuload.workers.protocol import record_of
 
 __all__ = [
     "CHANNELS", "DAMAGED", "FILE_FIELDS", "FORMATS", "GOOD", "KINDS", "MODES", "PIXELS", "REFUSED",
@@ -80,7 +78,6 @@ PIXELS: Final = np.dtype(
 """The pixels of one image. `bits` is 8 or 16, or 0 for floats; if it is 0, only `channels` is set. For 16 bits,
 `levels` counts the values of the upper 8."""
 
-SIZES_AT_ONCE: Final = 32
 START_BYTES: Final = 16 << 10  # longer headers, as with a large thumbnail or colour profile, are read a second time
 
 UNLIMITED: Final = Decode(max_pixels=None, max_scans=None, max_scan_pixels=None, max_bytes=None, max_memory=None)
@@ -100,13 +97,15 @@ def find_image(sample: Any) -> tuple[Encoded | Image, int | str | None]:
     """
     label = None
     if isinstance(sample, Mapping):
-        leaves = list(sample.values())
+        entries = tuple(sample.values())
         label = next((sample[name] for name in LABEL_FIELDS if name in sample), None)
     elif isinstance(sample, tuple | list):
-        leaves = list(sample)
+        entries = tuple(sample)
         label = sample[1] if len(sample) > 1 else None
     else:
-        leaves = [sample]
+        entries = (sample,)
+    leaves: list[Any] = []
+    flatten(entries, leaves)
     image = next((leaf for leaf in leaves if isinstance(leaf, Encoded | Image)), None)
     if image is None:
         image = next((Image(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim in (2, 3)), None)
@@ -302,11 +301,7 @@ class InspectedImages:
 
 
 class ImageSizes:
-    """A dataset of the image sizes of other samples, `SIZES_AT_ONCE` consecutive samples per item: sending each sample
-    on its own takes longer than reading its header.
-
-    Yields the heights and widths, int32 (SIZES_AT_ONCE, 2), 0 for samples that failed and after the end; and the
-    `ErrorRecord` of each failed sample, as JSON.
+    """A dataset of the heights and widths of another dataset's images, int32 (2,).
 
     Only the first `START_BYTES` of each file are read if no user's function can see or keep them. If the header does
     not end there, the complete file is read. So is one that is turned upright, unless it is a JPEG, whose orientation
@@ -326,43 +321,33 @@ class ImageSizes:
         return Decoder(self._decode)
 
     def __len__(self) -> int:
-        return -(-len(self._dataset) // SIZES_AT_ONCE)
+        return len(self._dataset)
 
-    def __getitem__(self, item: int) -> tuple[np.ndarray, str]:
-        indices = list(range(item * SIZES_AT_ONCE, min((item + 1) * SIZES_AT_ONCE, len(self._dataset))))
-        sizes_hw, failures = np.zeros((SIZES_AT_ONCE, 2), np.int32), []
-        try:
-            with read_starts(self._start_bytes):
-                samples = fetch_samples(self._dataset, indices)
-        except Exception:  # find out which sample failed
-            samples = None
-        for row, index in enumerate(indices):
-            image: Any = None
-            try:
-                image = self._read_image(index) if samples is None else find_image(samples[row])[0]
-                size_hw = self._size_of_start(image)
-                if size_hw is None:
-                    image = self._read_image(index)
-                    size_hw = self._decoder.size_hw(self._decoder.header(image))
-                sizes_hw[row] = size_hw
-            except Exception as error:  # a dataset may raise anything for a sample that it cannot read
-                failures.append(asdict(record_of(0, index, index, getattr(image, "source", None), error)))
-        return sizes_hw, json.dumps(failures)
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.__getitems__([index])[0]
 
-    def _read_image(self, index: int) -> Encoded | Image:
-        return find_image(self._dataset[index])[0]
+    def __getitems__(self, indices: list[int]) -> list[np.ndarray]:
+        with read_starts(self._start_bytes):
+            samples = fetch_samples(self._dataset, indices)
+        sizes = (
+            self._size_hw(sample, self._start_bytes) or self._size_hw(self._dataset[index])
+            for index, sample in zip(indices, samples, strict=True)
+        )
+        return [np.array(size_hw, np.int32) for size_hw in sizes]
 
-    def _size_of_start(self, image: Encoded | Image) -> tuple[int, int] | None:
-        """Return an image's height and width; None if the complete file is needed to know them."""
+    def _size_hw(self, sample: Any, start_bytes: int | None = None) -> tuple[int, ...] | None:
+        """Return the height and width of a sample's image; None if its file is longer than `start_bytes` and has to be
+        read completely to know them."""
+        image, _ = find_image(sample)
         if isinstance(image, Image):
-            height, width = _first_frame(image).shape[:2]
-            return height, width
-        is_start = len(image.data) == self._start_bytes
+            return _first_frame(image).shape[:2]
+        is_start = len(image.data) == start_bytes
         try:
             header = self._decoder.header(image)
-        except DecodeError:
+        except DecodeError as error:
             if is_start:
                 return None
+            error.filename = image.source
             raise
         is_certain = not is_start or header.jpeg is not None or not self._decoder.turns_upright(image)
         return self._decoder.size_hw(header) if is_certain else None

@@ -192,7 +192,7 @@ def _inspect(
     )
     faults = Faults(on_error="skip", max_error_rate=1.0, max_restarts=1000)
     with (
-        Loader(images, BATCH_SIZE, num_workers=workers, device="cpu", faults=faults) as loader,
+        Loader(images, BATCH_SIZE, num_workers=workers, device="cpu", faults=faults, rank=0, world_size=1) as loader,
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message=".*Further failures are only recorded", category=RuntimeWarning)

@@ -132,6 +132,8 @@ def make_pictures(
         transforms=recipe or (),
         num_workers=workers,
         device="cpu",
+        rank=0,
+        world_size=1,
         ragged="error" if needs_equal_sizes else "list",
         seed=seed,
         info=True,

@@ -6,11 +6,9 @@ This module runs in the main process.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,14 +22,12 @@ from gpuload.datasets.scan import SETTLED_NS
 from gpuload.datasets.stores.cached import load_or_build
 from gpuload.datasets.stores.opening import is_url
 from gpuload.decode import Decode
-from gpuload.errors import ErrorRecord, SampleError
-from gpuload.inspection.files import SIZES_AT_ONCE, ImageSizes
+from gpuload.inspection.files import ImageSizes
 from gpuload.loader.loader import Loader
 
 __all__ = ["image_sizes"]
 
-VERSION: Final = 1  # results of other versions are read again
-ITEMS_AT_ONCE: Final = 8
+BATCH_SIZE: Final = 256
 QUIET_S: Final = 1.0  # show progress only if reading takes longer
 
 
@@ -55,8 +51,7 @@ def image_sizes(dataset: Any, *, num_workers: int | None = None, decode: Decode 
         The heights and widths, int32 (N, 2), in the order of the dataset.
 
     Raises:
-        SampleError: an image cannot be read, after all others have been read; the message has its index and path, and
-            how many others there are.
+        SampleError: an image cannot be read; the message has its index and path.
         TypeError: the dataset is not map-style.
 
     Example:
@@ -73,15 +68,18 @@ def image_sizes(dataset: Any, *, num_workers: int | None = None, decode: Decode 
             f"image_sizes() takes a map-style dataset, which has __len__ and __getitem__, got {type(dataset).__name__}"
         )
 
-    def read_all() -> dict[str, np.ndarray]:
-        return {"sizes": _read_sizes(dataset, num_workers, options)}
-
     if not is_deterministic(dataset):
-        return read_all()["sizes"]
+        return _read_sizes(dataset, num_workers, options)
     start_ns, folder_times = time.time_ns(), _folder_times(dataset)
-    name = f"sizes {VERSION} {identity_of(dataset).hex()} {options!r}"
     is_settled = max(folder_times, default=0) < start_ns - SETTLED_NS
-    return load_or_build(name, folder_times, read_all, is_cacheable=lambda arrays: is_settled, min_bytes=0)["sizes"]
+    arrays = load_or_build(
+        f"sizes 1 {identity_of(dataset).hex()} {options!r}",
+        folder_times,
+        lambda: {"sizes": _read_sizes(dataset, num_workers, options)},
+        is_cacheable=lambda arrays: is_settled,
+        min_bytes=0,
+    )
+    return arrays["sizes"]
 
 
 def _folder_times(dataset: Any) -> list[int]:
@@ -94,40 +92,16 @@ def _folder_times(dataset: Any) -> list[int]:
 
 
 def _read_sizes(dataset: Any, num_workers: int | None, decode: Decode) -> np.ndarray:
-    sizes_hw, start_s = np.zeros((len(dataset), 2), np.int32), time.monotonic()
-    failure: ErrorRecord | None = None
-    done = failure_count = 0
-    is_shown = False
-    if not len(sizes_hw):
+    sizes_hw, start_s, done = np.zeros((len(dataset), 2), np.int32), time.monotonic(), 0
+    if not len(dataset):
         return sizes_hw
-    images = ImageSizes(dataset, decode)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
     options: Any = {"num_workers": num_workers, "device": "cpu", "decode": decode, "rank": 0, "world_size": 1}
-    try:
-        with Loader(images, ITEMS_AT_ONCE, **options) as loader:
-            for sizes, texts in loader:
-                rows = sizes.numpy().reshape(-1, 2)[: len(sizes_hw) - done]
-                sizes_hw[done : done + len(rows)] = rows
-                done += len(rows)
-                records = [record for text in texts for record in json.loads(text)]
-                failure_count += len(records)
-                if failure is None and records:
-                    failure = ErrorRecord(**records[0] | {"kinds": tuple(records[0]["kinds"])})
-                if (
-                    (is_shown or time.monotonic() - start_s > QUIET_S)
-                    and sys.stderr is not None
-                    and sys.stderr.isatty()
-                ):
-                    is_shown = True
-                    text = f"\rgpuload: reading image sizes, {done:,} of {len(sizes_hw):,}"
-                    print(text, end="", file=sys.stderr, flush=True)
-    except SampleError as error:  # a file killed its workers
-        item: Any = error.index
-        first, end = item * SIZES_AT_ONCE, min((item + 1) * SIZES_AT_ONCE, len(sizes_hw))
-        raise SampleError(replace(error.record, index=range(first, end), position=first)) from None
-    finally:
-        if is_shown:
-            print(file=sys.stderr)
-    if failure is not None:
-        others = f" (and {failure_count - 1:,} other samples of {len(sizes_hw):,})" if failure_count > 1 else ""
-        raise SampleError(replace(failure, cause=failure.cause + others))
+    with Loader(ImageSizes(dataset, decode), BATCH_SIZE, **options) as loader:
+        for batch in loader:
+            sizes_hw[done : done + len(batch)] = batch
+            done += len(batch)
+            if is_terminal and time.monotonic() - start_s > QUIET_S:
+                text = f"\rgpuload: reading image sizes, {done:,} of {len(dataset):,}"
+                print(text, end="" if done < len(dataset) else "\n", file=sys.stderr, flush=True)
     return sizes_hw

@@ -50,6 +50,7 @@ from gpuload.ring.ring import on_collected
 from gpuload.stage import Plan
 from gpuload.stage.plan import MAX_CELL_CHARACTERS, shorten, table
 from gpuload.transforms import Chain, Compose
+from gpuload.transforms.chain import variants_of
 from gpuload.workers.dataset_changes import find_objects
 from gpuload.workers.faults import ErrorLog, Faults, OnError
 from gpuload.workers.fork_server import start_imports
@@ -471,8 +472,7 @@ class Loader:
         for text in start_warnings(options.order, self.num_workers):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         progress = self._cursor.start_progress(schedule)
-        for _ in options.chain.variants(progress.start.epoch):
-            pass  # an invalid value raises an error here, not for every sample
+        variants_of(options.chain, progress.start.epoch)  # an invalid value raises an error here, not for every sample
         with self._start_lock:
             return self._begin(schedule, progress)
 
@@ -582,7 +582,8 @@ def apply(transforms: Any, sample: Any, *, seed: int = 0, device: Any = "cpu") -
         sample = Image(sample if sample.ndim == 3 else sample[..., None], layout="HWC")
     elif isinstance(sample, torch.Tensor):
         sample = Image(sample.cpu(), layout="CHW")
-    with Loader([sample], batch_size=None, transforms=chain, seed=seed, num_workers=0, device=device) as loader:
+    options: dict[str, Any] = {"num_workers": 0, "device": device, "rank": 0, "world_size": 1}
+    with Loader([sample], batch_size=None, transforms=chain, seed=seed, **options) as loader:
         return next(iter(loader))
 
 

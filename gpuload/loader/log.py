@@ -41,10 +41,8 @@ def report_session_start(options: Options, plan: Plan, placement: str) -> None:
     if workers.ray_workers is None:  # otherwise JPEGs are decoded on other machines
         logger.info("JPEGs: %s", plan.decoder or _describe_decoders(options))
     logger.info("plan: %s", _describe_steps(plan))
-    if options.order.buckets is not None:
-        shares = shares_of(options.order)
-        assert isinstance(shares, BucketShares)
-        logger.info("Buckets: %s", shares.describe_leftovers())
+    if options.order.buckets is not None and isinstance(shares := shares_of(options.order), BucketShares):
+        logger.info("Buckets: %s", shares.describe())
     if placement:
         logger.info("placement: %s", placement)
 

@@ -53,6 +53,7 @@ from gpuload.stage.decode import Choice, choose
 from gpuload.stage.plan import StageOptions
 from gpuload.stage.stage import resolve_backend
 from gpuload.transforms import Chain
+from gpuload.transforms.chain import find_varying, variants_of
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.faults import Faults, OnError
 from gpuload.workers.feed import CHUNKS_PER_WORKER
@@ -213,7 +214,7 @@ class Options:
                 "on_error='replace' does not apply to an iterable dataset: it has no other samples to choose from; "
                 "use 'skip'"
             )
-        argument = self.chain.find_varying(ByBatch, BucketSize)
+        argument = find_varying(self.chain, ByBatch, BucketSize)
         if self.order.iterable and argument:
             raise ValueError(
                 f"{argument} depends on the batch, which does not apply to an iterable dataset: each worker makes "
@@ -233,7 +234,7 @@ class Options:
             arguments,
             combining_transform=combining_transform,
             group_size=group_size,
-            sized_argument=chain.find_varying(BucketSize),
+            sized_argument=find_varying(chain, BucketSize),
         )
         num_workers, collate_fn = arguments["num_workers"], arguments["collate_fn"]
         ray_workers = arguments["workers"]
@@ -419,8 +420,8 @@ class Options:
         if workers:
             check_descriptors(workers)
         images = self.order.size if samples is None else min(self.order.size, samples)
-        shapes = () if self.order.buckets is None else self.order.buckets.shapes
-        sizes = [chain.output_size_hw for chain in self.chain.variants(epoch, shapes)]
+        shapes = ((1, 1),) if self.order.buckets is None else self.order.buckets.shapes
+        sizes = [chain.output_size_hw for chain in variants_of(self.chain, epoch, shapes)]
         pixels = max((size[0] * size[1] for size in sizes if size is not None), default=0)
         has_floats = any(transform.output_state for transform in self.chain)
         pixel_bytes = 3 * (2 if has_floats else 1)  # floats have at least 16 bits

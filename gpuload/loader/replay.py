@@ -20,9 +20,11 @@ from gpuload.loader.session import Session
 from gpuload.order.buckets import BucketShares
 from gpuload.order.options import OrderOptions
 from gpuload.order.schedule import ranks_of, shares_of
+from gpuload.order.shares import RankBatch
 from gpuload.order.spec import BatchSpec
 from gpuload.ring.columns import Columns, TensorBits
 from gpuload.transforms import Program
+from gpuload.transforms.chain import find_varying
 from gpuload.transforms.program.ops import NOTHING, OPS, Call, Ops, PartnerMix, map_params
 from gpuload.transforms.varying import BucketSize, ByBatch
 from gpuload.workers.batch import Batch
@@ -58,7 +60,7 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
     if order.iterable:
         raise TypeError("replay() needs a map-style dataset: an iterable dataset cannot return a sample twice")
     epoch = integer("epoch", epoch, minimum=0, maximum=2**63 - 1)
-    last_position = shares_of(order).last_position if order.is_planned else 2**63 - 1
+    last_position = shares_of(order).samples - 1 if order.is_planned else 2**63 - 1
     position = integer("position", position, minimum=0, maximum=last_position)
     if index is None and not order.is_planned:
         raise ValueError(
@@ -67,11 +69,17 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         )
     indices: Any = np.array([index], np.int64) if isinstance(index, int | np.integer) else [index]
     positions, row, size_hw = np.array([position]), 0, None
-    step = _step_of(options, position)
+    if order.batch_sampler is not None and (argument := find_varying(options.chain, ByBatch, BucketSize)):
+        raise ValueError(
+            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
+            "replay() needs a sampler or gpuload's own order"
+        )
+    step = position // (order.size * ranks_of(order)["world_size"])  # if the epoch has only full batches
     if order.is_planned and (index is None or order.combining_transform or order.buckets is not None):
-        positions, indices, size_hw = _mixing_group(order, epoch, position)
+        positions, indices, _, size_hw = _mixing_group(order, epoch, position)
         row = int((positions == position).argmax())
         if index is not None:
+            indices = indices.copy()
             indices[row] = index
     session = _open_session(options, indices)
     try:
@@ -87,29 +95,11 @@ def replay(options: Options, epoch: int, position: int, index: object = None) ->
         session.close()
 
 
-def _step_of(options: Options, position: int) -> int:
-    """Return the number of the batch that contains a position, in an epoch of full batches from its first position
-    on."""
-    order = options.order
-    if order.batch_sampler is None:
-        return position // (order.size * ranks_of(order)["world_size"])
-    if argument := options.chain.find_varying(ByBatch, BucketSize):
-        raise ValueError(
-            f"{argument} depends on the batch, but only the batch_sampler knows the batch of position {position}; "
-            "replay() needs a sampler or gpuload's own order"
-        )
-    return 0
-
-
-def _mixing_group(
-    order: OrderOptions, epoch: int, position: int
-) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
-    """Return the positions and indices of a sample and of the partners whose images are mixed into it, and the shape of
-    their bucket."""
-    shares, group_size = shares_of(order), order.group_size
-    if order.repeats == 1 or group_size == 1 or isinstance(shares, BucketShares):
-        batch = shares.group_at(epoch, position, group_size)
-        return batch.positions, batch.indices.copy(), batch.size_hw
+def _mixing_group(order: OrderOptions, epoch: int, position: int) -> RankBatch:
+    """Return a sample and the partners whose images are mixed into it, as a batch."""
+    shares = shares_of(order)
+    if order.repeats == 1 or order.group_size == 1 or isinstance(shares, BucketShares):
+        return shares.group_at(epoch, position)
     shares = replace(shares, drop_last=False, rank=position % shares.world_size)
     start = position // shares.global_batch_size * shares.global_batch_size
     batch = next(shares.batches(epoch, start), None)
@@ -117,7 +107,7 @@ def _mixing_group(
         batch = next(replace(shares, uneven="pad").batches(epoch, start))
     pair_indices = half_batch_numbers(np.arange(len(batch.positions)), len(batch.positions)) // 2
     is_member = pair_indices == pair_indices[(batch.positions == position).argmax()]
-    return batch.positions[is_member], batch.indices[is_member], None
+    return RankBatch(batch.positions[is_member], batch.indices[is_member], batch.valid[is_member])
 
 
 def _open_session(options: Options, indices: np.ndarray | list[Any]) -> Session:

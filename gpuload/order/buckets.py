@@ -31,7 +31,6 @@ from gpuload.rng.streams import BUCKETS
 
 __all__ = ["BucketShares", "Buckets"]
 
-MAX_SIDE: Final = 2**31 - 1
 MULTIPLE_OF: Final = 64  # as in the training of Stable Diffusion XL
 
 
@@ -41,10 +40,9 @@ def _check_sizes(name: str, value: object) -> np.ndarray:
         raise TypeError(f"{name} must be integers, as from gpuload.image_sizes(dataset), got {array.dtype}")
     if array.ndim != 2 or array.shape[1] != 2 or not len(array):
         raise ValueError(f"{name} must have the shape (samples, 2), a height and a width each, got {array.shape}")
-    if invalid := np.flatnonzero(((array < 1) | (array > MAX_SIDE)).any(axis=1))[:1].tolist():
+    if (invalid := np.flatnonzero((array < 1).any(axis=1))).size:
         raise ValueError(
-            f"{name} must be heights and widths in 1 … {MAX_SIDE}, but sizes[{invalid[0]}] is "
-            f"{array[invalid[0]].tolist()}"
+            f"{name} must be heights and widths of at least 1, but sizes[{invalid[0]}] is {array[invalid[0]].tolist()}"
         )
     return array
 
@@ -52,11 +50,8 @@ def _check_sizes(name: str, value: object) -> np.ndarray:
 def _check_shapes(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     if not is_sequence(value) or not len(value):
         raise TypeError(f"{name} must be a list of pairs (height, width), got {value!r}")
-    form = "(height, width) in pixels"
-    shapes = [pair(f"{name}, entry {i},", shape, form=form, entry=integer, minimum=1) for i, shape in enumerate(value)]
-    if repeated := [shape for i, shape in enumerate(shapes) if shape in shapes[:i]]:
-        raise ValueError(f"{name} must be distinct, but {repeated[0]} occurs twice")
-    return tuple(shapes)
+    options: Any = {"form": "(height, width) in pixels", "entry": integer, "minimum": 1}
+    return tuple(pair(f"{name}, entry {i},", shape, **options) for i, shape in enumerate(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,25 +77,22 @@ class Buckets:
 
     Attributes:
         shapes: the (height, width) of each bucket.
-        members: the indices of each bucket's samples.
 
     Raises:
-        TypeError, ValueError: `sizes` are not (N, 2) positive integers; `shapes` are not distinct pairs; there are both
+        TypeError, ValueError: `sizes` are not (N, 2) positive integers; `shapes` are not pairs; there are both
             `shapes` and `max_pixels`, or neither.
 
     Example:
         >>> buckets = Buckets([(480, 640), (640, 480), (300, 410), (500, 500)], max_pixels=512 * 512)
         >>> buckets.shapes
         ((448, 576), (512, 512), (576, 448))
-        >>> [indices.tolist() for indices in buckets.members]
-        [[0, 2], [3], [1]]
     """
 
     sizes: Any = argument(_check_sizes)
     shapes: Sequence[tuple[int, int]] = argument(_check_shapes, default=None, kw_only=True)
     max_pixels: int | None = argument(integer, default=None, kw_only=True, minimum=1)
     multiple_of: int | None = argument(integer, default=None, kw_only=True, minimum=1)
-    members: tuple[np.ndarray, ...] = field(default=(), init=False)
+    _members: tuple[np.ndarray, ...] = field(default=(), init=False)  # the indices of the samples of each shape
     _checksum: int = field(default=0, init=False)  # differs for other shapes or members
 
     def __post_init__(self) -> None:
@@ -123,7 +115,7 @@ class Buckets:
         object.__setattr__(self, "_checksum", checksum)
         order = np.argsort(bucket_of_sample, kind="stable")
         counts = np.bincount(bucket_of_sample, minlength=len(self.shapes))
-        object.__setattr__(self, "members", tuple(np.split(order, np.cumsum(counts)[:-1])))
+        object.__setattr__(self, "_members", tuple(np.split(order, np.cumsum(counts)[:-1])))
 
     def __repr__(self) -> str:
         return f"Buckets({len(self.sizes)} sizes in {len(self.shapes)} shapes)"
@@ -149,28 +141,25 @@ def _nearest_shapes(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     The closer the ratio of the sides is to the image's, the less is cut. So only the shapes with the next smaller and
     the next larger ratio are compared.
     """
-    codes = sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1].astype(np.int64)
-    unique_codes, size_of_sample = np.unique(codes, return_inverse=True)
-    heights, widths = (unique_codes >> 32).astype(np.float64), (unique_codes & 0xFFFFFFFF).astype(np.float64)
-    areas, ratios = shapes.prod(axis=1), shapes[:, 0] / shapes[:, 1]
+    # As complex numbers, sizes are compared twenty times as fast as with `axis=0`.
+    unique_sizes, size_of_sample = np.unique(sizes @ np.array([1, 1j]), return_inverse=True)
+    heights, widths = np.real(unique_sizes), np.imag(unique_sizes)
+    ratios = shapes[:, 0] / shapes[:, 1]
     order = np.argsort(ratios, kind="stable")
     unique_ratios, starts, counts = np.unique(ratios[order], return_index=True, return_counts=True)
     next_larger = np.searchsorted(unique_ratios, heights / widths)
-    best, best_rank = np.zeros(len(heights), np.intp), np.full((3, len(heights)), -np.inf)
-    for groups in (np.maximum(next_larger - 1, 0), np.minimum(next_larger, len(unique_ratios) - 1)):
-        for i in range(counts.max()):
-            candidates = order[starts[groups] + np.minimum(i, counts[groups] - 1)]
-            shape_heights, shape_widths = shapes[candidates].T
-            # The part that remains is a quotient of products. Below 2**53 they are exact, so that equal parts are equal
-            # floats.
-            products = np.stack([heights * shape_widths, widths * shape_heights])
-            enlargement = np.maximum(1.0, np.maximum(shape_heights / heights, shape_widths / widths))
-            rank = np.stack([products.min(axis=0) / products.max(axis=0), -enlargement, areas[candidates]])
-            is_better = np.zeros(len(heights), np.bool_)
-            for value, best_value in zip(rank[::-1], best_rank[::-1], strict=True):
-                is_better = (value > best_value) | ((value == best_value) & is_better)
-            best[is_better], best_rank[:, is_better] = candidates[is_better], rank[:, is_better]
-    return best[size_of_sample]
+    groups = np.stack([np.minimum(next_larger, len(unique_ratios) - 1), np.maximum(next_larger - 1, 0)])[:, None]
+    # The candidates for each size, (candidates, sizes). Of equally good ones, the last is chosen, so the first shapes
+    # come last.
+    candidates = order[starts[groups] + np.minimum(np.arange(counts.max())[::-1, None], counts[groups] - 1)]
+    candidates = candidates.reshape(-1, len(heights))
+    shape_heights, shape_widths = shapes[candidates].transpose(2, 0, 1)
+    # The part that remains is a quotient of products. Below 2**53 they are exact, so that equal parts are equal floats.
+    products = np.stack([heights * shape_widths, widths * shape_heights])
+    part = products.min(axis=0) / products.max(axis=0)
+    enlargement = np.maximum(1.0, np.maximum(shape_heights / heights, shape_widths / widths))
+    best = np.lexsort((shape_heights * shape_widths, -enlargement, part), axis=0)[-1:]
+    return np.take_along_axis(candidates, best, axis=0)[0][size_of_sample]
 
 
 def _order_members(members: np.ndarray, bucket: int, key: philox.Key) -> Callable[[np.ndarray], np.ndarray]:
@@ -193,6 +182,7 @@ class BucketShares:
 
     Attributes:
         global_batch_size: the number of samples of all ranks in a full step.
+        samples: the number of positions in an epoch, including those that are not used.
         name: a name that identifies the order: equal names and seeds mean equal orders for equal options.
     """
 
@@ -203,19 +193,15 @@ class BucketShares:
         self.name = f"buckets-{buckets._checksum:08x}"
         self._shares = [
             replace(self._options, samples=len(members), order=partial(_order_members, members, bucket))
-            for bucket, members in enumerate(buckets.members)
+            for bucket, members in enumerate(buckets._members)
         ]
         self._steps = [shares.steps() for shares in self._shares]
+        self.samples = sum(self._steps) * self.global_batch_size
 
     @property
     def division(self) -> str:
         """The options that the batches of an epoch depend on, in addition to the buckets and the seed."""
         return self._options.describe_division()
-
-    @property
-    def last_position(self) -> int:
-        """The last position of an epoch."""
-        return sum(self._steps) * self.global_batch_size - 1
 
     @property
     def samples_per_rank(self) -> int:
@@ -225,39 +211,22 @@ class BucketShares:
     def steps(self, start: int = 0) -> int:
         """Return the number of batches from position `start` to the end of an epoch, which is the same on every
         rank."""
-        return max(0, sum(self._steps) - start // self.global_batch_size)
+        return max(0, self.samples - start) // self.global_batch_size
 
-    def explain_no_batches(self) -> str:
-        """Explain why an epoch has no batches."""
-        largest = max(shares.samples for shares in self._shares)
-        return self._options.explain_no_batches(f"the largest bucket has {largest} samples")
+    @property
+    def unused_samples(self) -> int:
+        """The number of samples that are in no epoch, since their bucket has no batch."""
+        return sum(shares.samples for shares, steps in zip(self._shares, self._steps, strict=True) if not steps)
 
-    def describe_leftovers(self) -> str:
-        """Return how many samples an epoch leaves out or repeats."""
-        counts = self._sample_counts()
-        left_out, added = (int(np.maximum(difference, 0).sum()) for difference in (-np.diff(counts), np.diff(counts)))
+    def describe(self) -> str:
+        """Describe the batches of an epoch, and how many samples it leaves out or repeats."""
+        ranks = self._options.world_size
+        surpluses = [ranks * shares.samples_per_rank - shares.samples for shares in self._shares]
+        left_out, added = sum(max(0, -surplus) for surplus in surpluses), sum(max(0, surplus) for surplus in surpluses)
         return (
             f"{sum(self._steps):,} batches in {len(self._shares)} buckets; an epoch leaves out {left_out:,} of "
             f"{self._options.samples:,} samples, and has {added:,} padding or repeated samples"
         )
-
-    def explain_unused(self) -> str:
-        """Return a warning if the batches of some buckets are dropped in every epoch, otherwise ""."""
-        in_bucket, in_epoch = self._sample_counts().T
-        is_unused = (in_epoch == 0) & (in_bucket > 0)
-        if not is_unused.any():
-            return ""
-        option = "drop_last=True" if self._options.drop_last else f"uneven={self._options.uneven!r}"
-        return (
-            f"{in_bucket[is_unused].sum():,} of {self._options.samples:,} samples are in no batch of any epoch, since "
-            f"{option} drops the only batch of {is_unused.sum()} of {len(is_unused)} buckets: each has at most "
-            f"{in_bucket[is_unused].max()} samples. Use fewer shapes, or leave {option} out"
-        )
-
-    def _sample_counts(self) -> np.ndarray:
-        """Return the number of samples in each bucket, and in the batches of all ranks, (buckets, 2)."""
-        ranks = self._options.world_size
-        return np.array([(shares.samples, shares.samples_per_rank * ranks) for shares in self._shares], np.int64)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[RankBatch]:
         """Yield this rank's batches of an epoch, starting at position `start`, a multiple of the global batch size."""
@@ -270,7 +239,7 @@ class BucketShares:
                 iterators[bucket] = self._shares[bucket].batches(epoch, number * self.global_batch_size)
             yield self._place(next(iterators[bucket]), bucket, steps[bucket])
 
-    def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
+    def group_at(self, epoch: int, position: int) -> RankBatch:
         """Return the group of neighbouring samples that contains a position.
 
         Raises:
@@ -279,12 +248,12 @@ class BucketShares:
         (buckets, steps), (step, place) = self._schedule(epoch), divmod(position, self.global_batch_size)
         bucket = int(buckets[step])
         bucket_position = int(np.searchsorted(steps[bucket], step)) * self.global_batch_size + place
-        if bucket_position >= len(self._buckets.members[bucket]):
+        if bucket_position >= len(self._buckets._members[bucket]):
             raise ValueError(
                 f"epoch {epoch} has no sample at position {position}, since the batch of step {step} is short; take a "
                 "position from BatchInfo.positions or ErrorRecord.position"
             )
-        return self._place(self._shares[bucket].group_at(epoch, bucket_position, group_size), bucket, steps[bucket])
+        return self._place(self._shares[bucket].group_at(epoch, bucket_position), bucket, steps[bucket])
 
     def _place(self, batch: RankBatch, bucket: int, steps: np.ndarray) -> RankBatch:
         """Return a batch of a bucket, whose batches come in these steps, with its positions in the epoch and the

@@ -256,15 +256,10 @@ class OrderOptions:
             )
         if weights is not None and shuffle:
             raise ValueError("weights already draw samples at random; leave shuffle out")
-        if repeats != 1 and not shuffle and weights is None:
+        if repeats != 1 and weights is None and (not shuffle or isinstance(shuffle, Buckets)):
             raise ValueError(
                 f"repeats={repeats} needs shuffle=True or weights: an epoch has as many positions as the dataset has "
-                "samples, so without shuffling the last samples would never be used"
-            )
-        if repeats != 1 and isinstance(shuffle, Buckets):
-            raise ValueError(
-                f"repeats={repeats} cannot be combined with shuffle=Buckets(…), whose epochs have every sample once; "
-                "leave one of the two out"
+                "samples, so without shuffling the last samples would never be used, and Buckets have each sample once"
             )
         if uneven == "exact" and (weights is not None or repeats != 1):
             raise ValueError(

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -59,15 +59,15 @@ class SamplerSchedule:
         step, sample_count = entry.get("batches", 0), place.position // self._world_size
         if not sampler_pass.is_restored:
             sampler_pass.skip(step if self._yields_batches else sample_count)
-        batch = sampler_pass.read_batch(size, drop_last)
-        warning = "" if batch is None else self._warn_of_common_batch(batch.keys, sampler_pass)
-        while batch is not None:
-            count, state = len(batch.keys), sampler_pass.state()
+        keys = sampler_pass.read_keys(size, drop_last)
+        warning = "" if keys is None else self._warn_of_common_batch(keys, sampler_pass)
+        while keys is not None:
+            count, state = len(keys), sampler_pass.state()
             positions = (np.arange(count, dtype=np.int64) + sample_count) * self._world_size + self._rank
             step, sample_count = step + 1, sample_count + count
-            size_hw = self._check_size(batch.size_hw, step - 1)
-            next_batch = sampler_pass.read_batch(size, drop_last)
-            if next_batch is not None:
+            size_hw = self._check_size(sampler_pass.size_hw, step - 1)
+            next_keys = sampler_pass.read_keys(size, drop_last)
+            if next_keys is not None:
                 after = Place(place.epoch, sample_count * self._world_size, sampler=sampler_pass.entry(step, state))
             else:
                 after = Place(place.epoch + 1, 0, sampler=sampler_pass.last_entry(sampler_pass.state()))
@@ -75,13 +75,13 @@ class SamplerSchedule:
                 step - 1,
                 place.epoch,
                 positions,
-                _as_indices(batch.keys),
+                _as_indices(keys),
                 after=after,
                 size_hw=size_hw,
                 may_be_dropped=self._world_size == 1,
                 warning=warning,
             )
-            batch, warning = next_batch, ""
+            keys, warning = next_keys, ""
 
     def _check_size(self, size_hw: object, step: int) -> tuple[int, int] | None:
         """Return the size that the sampler gives a batch."""
@@ -119,13 +119,6 @@ class SamplerSchedule:
         return Place(epoch + 1, 0)
 
 
-class _KeyBatch(NamedTuple):
-    """The keys of a batch, and the size that the sampler gives it, unchecked."""
-
-    keys: list[Any]
-    size_hw: object = None
-
-
 class _SamplerPass:
     """A pass over a user's sampler, with separate states of the global generators.
 
@@ -140,6 +133,7 @@ class _SamplerPass:
         self._generator_states: generators.GeneratorStates | None = None
         self._states_at_start: generators.GeneratorStates | None = None
         self._generator = _find_generator(sampler)
+        self.size_hw: object = None
         saved = entry.get("own")
         self.is_restored = saved is not None
         with self._use_sampler_generators():
@@ -180,19 +174,20 @@ class _SamplerPass:
         with self._use_sampler_generators():
             next(itertools.islice(self._iterator, count, count), None)
 
-    def read_batch(self, size: int | None, drop_last: bool) -> _KeyBatch | None:
-        """Read the next batch from the sampler; return None at the end."""
+    def read_keys(self, size: int | None, drop_last: bool) -> list[Any] | None:
+        """Read the keys of the next batch from the sampler, and set `size_hw` to its own; return None at the end."""
         with self._use_sampler_generators():
             if size is None:
                 batch = next(self._iterator, None)
                 if batch is None:
                     return None
+                self.size_hw = getattr(batch, "size_hw", None)
                 keys = list(batch)
                 if not keys:
                     raise ValueError("batch_sampler yielded an empty batch; each batch must have at least one key")
-                return _KeyBatch(keys, getattr(batch, "size_hw", None))
+                return keys
             keys = list(itertools.islice(self._iterator, size))
-        return _KeyBatch(keys) if len(keys) == size or (keys and not drop_last) else None
+        return keys if len(keys) == size or (keys and not drop_last) else None
 
     def state(self) -> dict[str, Any] | None:
         """Return the state of the iterator, the sampler or its inner sampler; None if none of these has a state."""

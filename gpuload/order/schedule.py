@@ -135,8 +135,8 @@ def check_has_batches(order: OrderOptions) -> None:
     Raises:
         ValueError: the dataset has too few samples for a batch on each of the current ranks.
     """
-    if order.is_planned and (shares := shares_of(order)).steps() == 0:
-        raise ValueError(shares.explain_no_batches())
+    if order.is_planned and shares_of(order).steps() == 0:
+        raise ValueError(_explain_no_batches(order, ranks_of(order)["world_size"]))
 
 
 def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
@@ -160,11 +160,15 @@ def start_warnings(order: OrderOptions, workers: int) -> Iterator[str]:
     if order.is_planned and world_size > 1 and "other ranks" not in order.issued_warnings:
         order.issued_warnings.add("other ranks")
         yield from _compare_ranks(order, rank, world_size)
-    if order.buckets is not None and "unused buckets" not in order.issued_warnings:
+    if (buckets := order.buckets) is not None and "unused buckets" not in order.issued_warnings:
         order.issued_warnings.add("unused buckets")
         shares = shares_of(order)
-        if isinstance(shares, BucketShares) and (warning := shares.explain_unused()):
-            yield warning
+        if isinstance(shares, BucketShares) and shares.unused_samples:
+            option = "drop_last=True" if order.drop_last else f"uneven={order.uneven!r}"
+            yield (
+                f"{shares.unused_samples:,} of {len(buckets.sizes):,} samples are in no batch of any epoch, since "
+                f"{option} drops the only batch of their bucket; use fewer shapes, or leave {option} out"
+            )
     readers = max(1, workers) * world_size
     if order.iterable and readers > 1 and "workers" not in order.issued_warnings and has_sharding_filter(order.dataset):
         order.issued_warnings.add("workers")
@@ -183,19 +187,15 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
     Raises:
         ValueError: the ranks would not divide the samples among them, or would have different numbers of batches.
     """
-    settings = {
-        "seed": order.seed,
-        "length": order.samples,
-        "batches": steps_of(order),
-        "order": None if shares_of(order).division is None else order_name(order),
-    }
+    name = "" if shares_of(order).division is None else f" and {order_name(order)}"
+    settings = {"order": f"seed={order.seed}{name}", "length": order.samples, "batches": steps_of(order)}
     for other_rank, text in exchange(order.caller, json.dumps(settings), rank, world_size).items():
         others = json.loads(text)
         at = f"on rank {other_rank}, and {{}} on rank {rank} (created at {order.caller})"
-        if others["seed"] != settings["seed"]:
+        if others["order"] != settings["order"]:
             raise ValueError(
-                f"the Loader has seed={others['seed']} {at.format(settings['seed'])}: each rank would take its share "
-                "of another order, so samples would be missing or come twice. Pass the same seed on all ranks"
+                f"the Loader has {others['order']} {at.format(settings['order'])}: each rank would take its share "
+                "of another order, so samples would be missing or come twice. Pass the same seed and order on all ranks"
             )
         lengths = f"the dataset has {others['length']} samples {at.format(settings['length'])}"
         if others["batches"] != settings["batches"]:
@@ -203,15 +203,6 @@ def _compare_ranks(order: OrderOptions, rank: int, world_size: int) -> Iterator[
                 f"{lengths}, which gives {others['batches']} and {settings['batches']} batches, so training would wait "
                 "forever at the end. Pass the same dataset and batch_size on all ranks, or rank=0, world_size=1 if "
                 "each rank has its own samples"
-            )
-        if others["order"] != settings["order"]:
-            other_order, own_order = (
-                each["order"] or "one without Buckets or Mix(per=…)" for each in (others, settings)
-            )
-            raise ValueError(
-                f"the order is {other_order} {at.format(own_order)}: the ranks would get batches of different shapes "
-                "or datasets in the same step, and samples would be missing or come twice. Pass the same sizes and "
-                "shapes of Buckets, or weights of a Mix, on all ranks"
             )
         if others["length"] != settings["length"]:
             yield (
@@ -248,3 +239,18 @@ def ranks_of(order: OrderOptions) -> dict[str, int]:
     are_given = order.rank is not None and order.world_size is not None
     rank, world_size = (order.rank, order.world_size) if are_given else find_rank()
     return {"rank": rank, "world_size": world_size}  # pyright: ignore[reportReturnType]
+
+
+def _explain_no_batches(order: OrderOptions, world_size: int) -> str:
+    """Explain why an epoch has no batches."""
+    if order.samples == 0:
+        return "the dataset is empty: len(dataset) is 0"
+    buckets = "" if order.buckets is None else f" in {len(order.buckets.shapes)} buckets"
+    ranks = f" for {world_size} ranks" if world_size > 1 else ""
+    count = f"the dataset has {order.samples} samples{buckets}{ranks}"
+    if order.drop_last:
+        return (
+            f"drop_last=True leaves no batch: {count}, but batch_size is {order.size}; reduce it, or use "
+            "drop_last=False"
+        )
+    return f"uneven='drop' leaves no batch: {count}; use uneven='pad'"

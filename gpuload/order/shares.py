@@ -160,35 +160,15 @@ class Shares:
         return full_steps + bool(remainder and self._last_share(remainder))
 
     @property
-    def last_position(self) -> int:
-        """The last position of an epoch."""
-        return self.samples - 1
-
-    @property
     def samples_per_rank(self) -> int:
         """The number of samples of each rank in an epoch."""
         full_steps, remainder = divmod(self.samples, self.global_batch_size)
         return full_steps * self.batch_size + (self._last_share(remainder) if remainder else 0)
 
-    def explain_no_batches(self, subject: str = "") -> str:
-        """Explain why an epoch has no batches; `subject` is the first part of a sentence, such as "the dataset has 2
-        samples"."""
-        samples = self.samples if self.mixture is None else self.mixture.length
-        if samples == 0:
-            return "the dataset is empty: len(dataset) is 0"
-        ranks = f" for {self.world_size} ranks" if self.world_size > 1 else ""
-        count = f"{subject or f'the dataset has {samples} samples'}{ranks}"
-        if self.drop_last:
-            return (
-                f"drop_last=True leaves no batch: {count}, but batch_size is {self.batch_size}; reduce it, or use "
-                "drop_last=False"
-            )
-        return f"uneven='drop' leaves no batch: {count}; use uneven='pad'"
-
-    def group_at(self, epoch: int, position: int, group_size: int) -> RankBatch:
+    def group_at(self, epoch: int, position: int) -> RankBatch:
         """Return the group of neighbouring samples that contains a position."""
-        shares = replace(self, batch_size=group_size, rank=0, world_size=1, uneven="pad", drop_last=False)
-        return next(shares.batches(epoch, position // group_size * group_size))
+        shares = replace(self, batch_size=self.group_size, rank=0, world_size=1, uneven="pad", drop_last=False)
+        return next(shares.batches(epoch, position // self.group_size * self.group_size))
 
     def _last_share(self, remainder: int) -> int:
         """Return the number of samples of each rank in the last global batch if it has `remainder` samples."""

@@ -140,9 +140,7 @@ class Transform:
             name = f"{type(self).__name__}({declared.name}=…)"
             if isinstance(value, Varying):
                 if is_checked and not declared.metadata["by_epoch"]:
-                    raise TypeError(
-                        f"{name} cannot depend on the {value.varies_by}, got {value!r}; pass one value for all batches"
-                    )
+                    raise TypeError(f"{name} cannot be {value!r}; pass one value for all batches")
                 if is_checked and isinstance(value, BucketSize) and declared.name != "size":
                     raise TypeError(f"{name} cannot be bucket_size, which is only for the size of Resize and of crops")
                 varying[declared.name] = value
@@ -151,8 +149,8 @@ class Transform:
                 inner = next((entry for entry in entries if isinstance(entry, Varying)), None)
                 if inner is not None:
                     raise TypeError(
-                        f"{name} contains {inner!r}, got {value!r}; pass the entire value for each {inner.varies_by}, "
-                        f"as in {inner.usage}"
+                        f"{name} contains {inner!r}; pass entire values, as in by_batch([(…), (…)]) or "
+                        "by_epoch({0: (…), 10: (…)})"
                     )
                 object.__setattr__(self, declared.name, check_field(declared, name, value))
         if not varying:
@@ -162,7 +160,7 @@ class Transform:
             return replace(self, **{name: value.at(moment) for name, value in varying.items()})
 
         for name, value in varying.items():
-            checked = value.map(lambda moment, _, name=name: getattr(resolved(moment), name))
+            checked = value.map(lambda moment, name=name: getattr(resolved(moment), name))
             object.__setattr__(self, name, checked)
 
     def check_arguments(self) -> None:

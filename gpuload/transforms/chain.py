@@ -17,10 +17,9 @@ An invalid order raises a `ValueError` that names both transforms and the remedy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -43,16 +42,15 @@ from gpuload.transforms.program.draws import Program
 from gpuload.transforms.program.ops import MOVES_PIXELS, Box, Call
 from gpuload.transforms.program.windows import full_windows
 from gpuload.transforms.state import has_state
-from gpuload.transforms.varying import ANY, BucketSize, ByBatch, ByEpoch, Moment, Varying, naming
+from gpuload.transforms.varying import ByBatch, ByEpoch, Moment, Varying, naming
 
 if TYPE_CHECKING:  # imported at run time only for chains with such transforms, since few workers need them
     from gpuload.transforms.custom import Custom, Lambda
     from gpuload.transforms.mixing import CutMix, MixUp
 
-__all__ = ["Chain"]
+__all__ = ["Chain", "find_varying", "variants_of"]
 
-CACHED_EPOCHS: Final = 4  # batches of two epochs can be in flight at a time
-CACHED_BATCHES: Final = 256  # more than an epoch has sizes, since it takes as long to build a chain as to draw it
+CACHED_CHAINS: Final = 256  # more than an epoch has sizes, since it takes as long to build a chain as to draw it
 
 
 class Chain:
@@ -133,8 +131,7 @@ class Chain:
         check_windows([line.transforms for line in self.lines])
         check_mixing([line.transforms for line in self.lines])
         check_combining([line.transforms for line in self.lines])
-        self._epoch_chains: dict[int, Chain] = {}  # keyed by epoch
-        self._batch_chains: dict[tuple[Any, ...], Chain] = {}  # keyed by the choice for each argument
+        self._resolved_chains: dict[tuple[Any, ...], Chain] = {}  # keyed by the choice for each argument
 
     def at(self, epoch: int, step: int = 0, size_hw: tuple[int, int] | None = None, *, seed: int = 0) -> Chain:
         """Return the chain with its arguments for a batch, or this chain if no argument depends on the batch (see
@@ -149,50 +146,23 @@ class Chain:
             TypeError, ValueError: a function passed to `by_epoch` returned an invalid value, or the chain contains
                 `bucket_size`, and the batch has no size.
         """
-        chain, number = self._at_epoch(epoch), 0.0
-        if not chain._varying:
-            return chain
-        if chain.find_varying(ByBatch):
+        number = 0.0
+        if find_varying(self, ByBatch):
             number = philox.uniforms(philox.epoch_key(seed, epoch), np.array([step]), BATCHES, 1)[0, 0].item()
-        return chain._resolve(Moment(epoch, number, size_hw))
-
-    def variants(self, epoch: int, sizes_hw: Iterable[tuple[int, int]] = ()) -> Iterator[Chain]:
-        """Yield the chain with all arguments that batches of an epoch can have, for orders that give batches one of
-        these sizes. Without sizes, 1×1 stands for all sizes."""
-        chain = self._at_epoch(epoch)
-        counts = {len(value.values) for _, value in chain._varying if isinstance(value, ByBatch)}
-        ends = sorted({index / count for count in counts for index in range(1, count)} | {0.0, 1.0})
-        sizes = (*sizes_hw,) if chain.find_varying(BucketSize) else (None,)
-        for start, end in pairwise(ends):
-            for size_hw in sizes or (ANY.size_hw,):
-                yield chain._resolve(Moment(epoch, (start + end) / 2, size_hw))
-
-    def _at_epoch(self, epoch: int) -> Chain:
-        """Return the chain with its arguments for an epoch, some of which may still depend on the batch."""
-        if not self.find_varying(ByEpoch):
-            return self
-        if epoch not in self._epoch_chains:
-            with naming(f"the value from by_epoch() for epoch {epoch}"):
-                self._epoch_chains[epoch] = self._replace(ByEpoch, lambda value: value.at_epoch(epoch))
-            if len(self._epoch_chains) > CACHED_EPOCHS:
-                del self._epoch_chains[next(iter(self._epoch_chains))]
-        return self._epoch_chains[epoch]
+        return self._resolve(Moment(epoch, number, size_hw))
 
     def _resolve(self, moment: Moment) -> Chain:
-        """Return the chain with its arguments for a batch of an epoch to which they are already resolved."""
-        if not self._varying:
-            return self
         choices = tuple(value.choice(moment) for _, value in self._varying)
-        if choices not in self._batch_chains:
-            self._batch_chains[choices] = self._replace(Varying, lambda value: value.at(moment))
-            if len(self._batch_chains) > CACHED_BATCHES:
-                del self._batch_chains[next(iter(self._batch_chains))]
-        return self._batch_chains[choices]
-
-    def _replace(self, kind: type[Varying], function: Callable[[Any], Any]) -> Chain:
-        """Return the chain with arguments of this kind replaced by the results of `function`."""
-        transforms = [_replace_varying(transform, kind, function) for transform in self.transforms]
-        return Chain([*transforms, *_as_lambdas(self.modules)])
+        if not choices:
+            return self
+        chain = self._resolved_chains.get(choices)
+        if chain is None:
+            with naming(f"an argument in epoch {moment.epoch}"):
+                transforms = [_resolve(transform, moment) for transform in self.transforms]
+                chain = self._resolved_chains[choices] = Chain([*transforms, *_as_lambdas(self.modules)])
+            if len(self._resolved_chains) > CACHED_CHAINS:
+                del self._resolved_chains[next(iter(self._resolved_chains))]
+        return chain
 
     @property
     def entries(self) -> list[Any]:
@@ -204,10 +174,6 @@ class Chain:
     def _varying(self) -> list[tuple[str, Any]]:
         """The arguments that depend on the batch, each with its name, such as ``"Resize(size=…)"``."""
         return [entry for transform in self.transforms for entry in _varying_arguments(transform)]
-
-    def find_varying(self, *kinds: type[Varying]) -> str:
-        """Return the name of the first argument of these kinds; "" if there is none."""
-        return next((name for name, value in self._varying if isinstance(value, kinds)), "")
 
     @cached_property
     def views(self) -> int | None:
@@ -496,17 +462,29 @@ def _varying_arguments(value: Any, name: str = "") -> Iterator[tuple[str, Varyin
             yield from _varying_arguments(inner, name)
 
 
-def _replace_varying(value: Any, kind: type[Varying], function: Callable[[Any], Any]) -> Any:
-    """Return an argument or a transform with each varying argument of this kind replaced by the result of
-    `function`."""
-    if isinstance(value, kind):
-        return function(value)
-    if not any(isinstance(inner, kind) for _, inner in _varying_arguments(value)):
+def _resolve(value: Any, moment: Moment) -> Any:
+    """Return an argument or a transform with each varying argument replaced by its value for a batch."""
+    if isinstance(value, Varying):
+        return value.at(moment)
+    if not any(_varying_arguments(value)):
         return value
     if isinstance(value, Transform):
         arguments = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        return replace(value, **{name: _replace_varying(each, kind, function) for name, each in arguments.items()})
-    return tuple(_replace_varying(inner, kind, function) for inner in value)
+        return replace(value, **{name: _resolve(argument, moment) for name, argument in arguments.items()})
+    return tuple(_resolve(inner, moment) for inner in value)
+
+
+def find_varying(chain: Chain, *kinds: type[Varying]) -> str:
+    """Return the name of the first argument of these kinds; "" if there is none."""
+    return next((name for name, value in chain._varying if isinstance(value, kinds)), "")
+
+
+def variants_of(chain: Chain, epoch: int, sizes_hw: Sequence[tuple[int, int]] = ((1, 1),)) -> list[Chain]:
+    """Return the chain with all arguments that batches of an epoch can have, for orders that give batches one of these
+    sizes."""
+    lengths = {len(value.values) for _, value in chain._varying if isinstance(value, ByBatch)}
+    numbers = {index / length for length in lengths for index in range(length)} or {0.0}  # where a value begins
+    return [chain._resolve(Moment(epoch, number + 1e-9, size_hw)) for number in numbers for size_hw in sizes_hw]
 
 
 def _class_name(entry: object) -> str:

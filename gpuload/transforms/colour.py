@@ -238,7 +238,9 @@ class RandomSolarize(OneOperation):
     def bind(self, position: ChainPosition) -> Transform:
         threshold: Any = self.threshold
         if isinstance(threshold, Varying):
-            return replace(self, threshold=threshold.map(lambda _, value: _bind_threshold(value, position)))
+            return replace(
+                self, threshold=threshold.map(lambda moment: _bind_threshold(threshold.at(moment), position))
+            )
         return replace(self, threshold=_bind_threshold(threshold, position))
 
     def draw(self, uniforms: Uniforms, sizes_hw: np.ndarray) -> Ops:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuload.checks import integer, is_sequence
 
@@ -38,16 +38,17 @@ ANY: Final = Moment(size_hw=(1, 1))
 class Varying:
     """Base class of arguments whose value depends on the batch."""
 
-    varies_by: ClassVar[str] = "batch"
-    usage: ClassVar[str]  # an example for messages
+    def choice(self, moment: Moment) -> Any:
+        """Return what decides the value for a batch."""
+        raise NotImplementedError
 
     def at(self, moment: Moment) -> Any:
         """Return the value for a batch."""
         raise NotImplementedError
 
-    def map(self, function: Callable[[Moment, Any], Any], moment: Moment = ANY) -> Varying:
-        """Return a copy with each value replaced by the result of `function` for the first moment with this value, and
-        the value. What `moment` says about other arguments stays."""
+    def map(self, function: Callable[[Moment], Any], moment: Moment = ANY) -> Varying:
+        """Return a copy with each value replaced by the result of `function` for the first moment that has this value.
+        What `moment` says about other arguments stays."""
         raise NotImplementedError
 
 
@@ -57,31 +58,29 @@ class ByEpoch(Varying):
     epoch. A value can be another varying argument."""
 
     values: tuple[tuple[int, Any], ...] | Callable[[int], Any]
-    varies_by: ClassVar[str] = "epoch"
-    usage: ClassVar[str] = "by_epoch({0: (…), 10: (…)})"
 
-    def at_epoch(self, epoch: int) -> Any:
-        """Return the value for an epoch, which may vary from batch to batch."""
+    def choice(self, moment: Moment) -> int:
         if isinstance(self.values, tuple):
-            return self.values[bisect_right(self.values, epoch, key=lambda entry: entry[0]) - 1][1]
-        value = self.values(epoch)
+            return bisect_right(self.values, moment.epoch, key=lambda entry: entry[0]) - 1
+        return moment.epoch
+
+    def at(self, moment: Moment) -> Any:
+        if isinstance(self.values, tuple):
+            value = self.values[self.choice(moment)][1]
+            return value.at(moment) if isinstance(value, Varying) else value
+        value = self.values(moment.epoch)
         if isinstance(value, Varying):  # it must be known before the first epoch whether batches need sizes
             raise TypeError(f"a function of the epoch must return plain values, got {value!r}; pass by_epoch() a dict")
         return value
 
-    def at(self, moment: Moment) -> Any:
-        value = self.at_epoch(moment.epoch)
-        return value.at(moment) if isinstance(value, Varying) else value
-
-    def map(self, function: Callable[[Moment, Any], Any], moment: Moment = ANY) -> ByEpoch:
+    def map(self, function: Callable[[Moment], Any], moment: Moment = ANY) -> ByEpoch:
         if not isinstance(self.values, tuple):  # the values are not known yet
             return self
         pairs = []
         for epoch, value in self.values:
             first = moment._replace(epoch=epoch)
             with naming(f"the value from by_epoch() for epoch {epoch}"):
-                is_varying = isinstance(value, Varying)
-                pairs.append((epoch, value.map(function, first) if is_varying else function(first, value)))
+                pairs.append((epoch, value.map(function, first) if isinstance(value, Varying) else function(first)))
         return ByEpoch(tuple(pairs))
 
     def __repr__(self) -> str:
@@ -95,20 +94,18 @@ class ByBatch(Varying):
     """An argument that has one of several values in each batch."""
 
     values: tuple[Any, ...]
-    usage: ClassVar[str] = "by_batch([(…), (…)])"
 
     def choice(self, moment: Moment) -> int:
-        """Return the index of the value for a batch."""
         return int(moment.number * len(self.values))
 
     def at(self, moment: Moment) -> Any:
         return self.values[self.choice(moment)]
 
-    def map(self, function: Callable[[Moment, Any], Any], moment: Moment = ANY) -> ByBatch:
+    def map(self, function: Callable[[Moment], Any], moment: Moment = ANY) -> ByBatch:
         values = []
         for index, value in enumerate(self.values):
             with naming(f"the value {value!r} from by_batch()"):
-                values.append(function(moment._replace(number=(index + 0.5) / len(self.values)), value))
+                values.append(function(moment._replace(number=(index + 0.5) / len(self.values))))
         return ByBatch(tuple(values))
 
     def __repr__(self) -> str:
@@ -127,18 +124,16 @@ class BucketSize(Varying):
         (64, 48)
     """
 
-    usage: ClassVar[str] = "size=bucket_size"
+    def choice(self, moment: Moment) -> tuple[int, int] | None:
+        return moment.size_hw
 
-    def choice(self, moment: Moment) -> tuple[int, int]:
-        """Return the size for a batch."""
+    def at(self, moment: Moment) -> tuple[int, int]:
         if moment.size_hw is None:
             raise ValueError("bucket_size needs a batch with a size; see gpuload.transforms.bucket_size")
         return moment.size_hw
 
-    at = choice
-
-    def map(self, function: Callable[[Moment, Any], Any], moment: Moment = ANY) -> BucketSize:
-        function(moment, moment.size_hw)  # only to check that the argument can be a size
+    def map(self, function: Callable[[Moment], Any], moment: Moment = ANY) -> BucketSize:
+        function(moment)  # only to check that the argument can be a size
         return self
 
     def __repr__(self) -> str:

@@ -82,6 +82,16 @@ class ExitsAt:
         return gl.Encoded(picture(index))
 
 
+def test_all_images_are_measured_where_the_environment_has_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = measure(gl.ImageFolder(folder(tmp_path, {"a": 4})))
+    assert result.rows["state"].tolist() == [GOOD] * 4
+    assert measured_rows(result) == [0, 1, 2, 3]
+
+
 @pytest.mark.processes
 def test_sample_that_kills_its_worker_is_damaged(tmp_path: Path) -> None:
     result = measure_files([ExitsAt(7, 20, tmp_path)], ["x"], workers=1)

@@ -39,6 +39,13 @@ def test_apply_returns_what_a_loader_yields_for_its_first_sample():
     assert not torch.equal(T.apply(chain, ARRAY, seed=6), image)
 
 
+def test_apply_does_not_depend_on_the_rank_in_the_environment(monkeypatch: pytest.MonkeyPatch):
+    expected = gl.transforms.apply([], np.zeros((8, 8, 3), np.uint8))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert torch.equal(gl.transforms.apply([], np.zeros((8, 8, 3), np.uint8)), expected)
+
+
 def test_apply_moves_masks_and_boxes_with_the_image():
     image, mask, boxes = T.apply(
         T.RandomHorizontalFlip(1.0), (ARRAY, gl.Mask(ARRAY[..., 0]), gl.Boxes([[0, 0, 3, 4]], "xyxy"))

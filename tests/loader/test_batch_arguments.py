@@ -322,7 +322,7 @@ def expected_of_buckets(**options: Any) -> list[Any]:
     """Return each batch from a loader that gives all batches the shape of the bucket of this batch."""
     fixed = [load(size=shape, **{**BUCKETED, **options}) for shape in SHAPES]
     buckets = [
-        next(bucket for bucket, members in enumerate(BUCKETS.members) if int(info.indices[0]) in members)
+        next(bucket for bucket, members in enumerate(BUCKETS._members) if int(info.indices[0]) in members)
         for _, info in fixed[0]
     ]
     return [fixed[bucket][number] for number, bucket in enumerate(buckets)]

@@ -52,7 +52,7 @@ SIDES = st.one_of(st.integers(1, 8), st.integers(1, 2000))
 def test_each_sample_gets_the_shape_that_cuts_least_then_enlarges_least_then_is_largest(sizes, shapes):
     buckets = gl.Buckets(sizes, shapes=shapes)
     assert buckets.shapes == tuple(shapes)
-    for shape, members in zip(shapes, buckets.members, strict=True):
+    for shape, members in zip(shapes, buckets._members, strict=True):
         for index in members.tolist():
             assert preference(sizes[index], shape) == max(preference(sizes[index], other) for other in shapes)
 
@@ -60,7 +60,7 @@ def test_each_sample_gets_the_shape_that_cuts_least_then_enlarges_least_then_is_
 def test_max_pixels_creates_the_largest_shapes_that_the_data_need():
     buckets = gl.Buckets([(480, 640), (640, 480), (300, 410), (500, 500)], max_pixels=512 * 512)
     assert buckets.shapes == ((448, 576), (512, 512), (576, 448))
-    assert [members.tolist() for members in buckets.members] == [[0, 2], [3], [1]]
+    assert [members.tolist() for members in buckets._members] == [[0, 2], [3], [1]]
     assert gl.Buckets([(100, 100)], max_pixels=100 * 100, multiple_of=32).shapes == ((96, 96),)
 
 
@@ -76,8 +76,8 @@ def test_created_shapes_are_multiples_of_at_most_max_pixels_and_cannot_grow_in_o
 def test_buckets_of_a_million_different_sizes_are_found_by_comparing_neighbouring_ratios():
     sizes = np.stack(np.meshgrid(np.arange(1, 1001), np.arange(1, 1001)), axis=2).reshape(-1, 2)
     buckets = gl.Buckets(sizes, max_pixels=1 << 20)
-    assert sum(map(len, buckets.members)) == len(sizes)
-    assert all(len(members) for members in buckets.members)
+    assert sum(map(len, buckets._members)) == len(sizes)
+    assert all(len(members) for members in buckets._members)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,6 @@ def test_buckets_of_a_million_different_sizes_are_found_by_comparing_neighbourin
         ({}, r"takes either shapes= or max_pixels=, got neither; pass one of them"),
         ({"shapes": [(8, 8)], "max_pixels": 64}, r"takes either shapes= or max_pixels=, got both; pass one of them"),
         ({"shapes": [(8, 8)], "multiple_of": 8}, r"multiple_of=8\) applies to the shapes that max_pixels= creates"),
-        ({"shapes": [(8, 8), (8, 8)]}, r"shapes=…\) must be distinct, but \(8, 8\) occurs twice"),
         ({"shapes": [(8, 0)]}, r"shapes=…\), entry 0, must be at least 1, got 0"),
         ({"shapes": [(8, 8, 3)]}, r"shapes=…\), entry 0, must be a pair \(height, width\) in pixels"),
         ({"shapes": []}, r"shapes=…\) must be a list of pairs \(height, width\), got \[\]"),
@@ -103,7 +102,7 @@ def test_bad_shapes_are_refused(options, message):
     [
         ([1, 2], r"sizes=…\) must have the shape \(samples, 2\), a height and a width each, got \(2,\)"),
         (np.empty((0, 2), int), r"must have the shape \(samples, 2\), .* got \(0, 2\)"),
-        ([(10, 10), (0, 5)], r"must be heights and widths in 1 … 2147483647, but sizes\[1\] is \[0, 5\]"),
+        ([(10, 10), (0, 5)], r"must be heights and widths of at least 1, but sizes\[1\] is \[0, 5\]"),
         ([(0.5, 1)], r"must be integers, as from gpuload\.image_sizes\(dataset\), got float64"),
     ],
 )
@@ -137,7 +136,7 @@ def test_an_epoch_has_every_sample_once_over_all_ranks(sizes, batch, ranks, epoc
 @given(**DIVISIONS, uneven=st.sampled_from(["pad", "drop", "exact"]), drop_last=st.booleans())
 def test_all_ranks_have_one_shape_and_one_batch_length_in_a_step(sizes, batch, ranks, epoch, uneven, drop_last):
     buckets = gl.Buckets(sizes, shapes=SHAPES)
-    bucket_of = {i: shape for shape, members in zip(buckets.shapes, buckets.members, strict=True) for i in members}
+    bucket_of = {i: shape for shape, members in zip(buckets.shapes, buckets._members, strict=True) for i in members}
     lengths: dict[Any, list[int]] = {}
     for step in run_ranks(buckets, ranks, epoch, batch_size=batch, uneven=uneven, drop_last=drop_last):
         (shape,), (length,) = {rank.size_hw for rank in step}, {len(rank.indices) for rank in step}
@@ -153,7 +152,7 @@ def test_drop_last_leaves_out_less_than_a_global_batch_per_bucket(sizes, batch, 
     buckets = gl.Buckets(sizes, shapes=SHAPES)
     indices = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, drop_last=True))
     assert len(set(indices)) == len(indices)
-    for members in buckets.members:
+    for members in buckets._members:
         assert 0 <= len(members) - len(np.intersect1d(members, indices)) < batch * ranks
 
 
@@ -166,7 +165,7 @@ def test_uneven_drop_leaves_out_less_than_the_number_of_ranks_per_bucket_and_pad
     padded = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, uneven="pad"))
     assert len(set(dropped)) == len(dropped)
     assert set(padded) == set(range(len(sizes)))
-    for members in buckets.members:
+    for members in buckets._members:
         assert np.isin(members, dropped).sum() == len(members) // ranks * ranks
         assert np.isin(padded, members).sum() == -(-len(members) // ranks) * ranks
 
@@ -207,7 +206,7 @@ def test_groups_of_neighbours_stay_together_and_are_found_by_position(sizes, bat
     for rank in shares:
         for rank_batch in rank.batches(epoch):
             for position, index in zip(rank_batch.positions.tolist(), rank_batch.indices.tolist(), strict=True):
-                group = rank.group_at(epoch, position, 2)
+                group = rank.group_at(epoch, position)
                 assert group.size_hw == rank_batch.size_hw
                 assert group.indices[group.positions == position].tolist() == [index]
                 assert set(group.positions.tolist()) <= {position & ~1, position | 1}
@@ -252,5 +251,5 @@ def test_ranks_with_different_buckets_are_refused(group):
             iter(loader)
 
     begin(1, [(8, 8), (8, 16)])
-    with pytest.raises(ValueError, match=r"the order is buckets-\w+ on rank 1, and buckets-\w+ on rank 0 .*same sizes"):
+    with pytest.raises(ValueError, match=r"seed=0 and buckets-\w+ on rank 1, and seed=0 and buckets-\w+ on rank 0"):
         begin(0, [(8, 16), (8, 8)])

@@ -113,7 +113,9 @@ def test_ranks_with_the_same_options_do_not_warn(group):
 
 def test_ranks_with_different_seeds_are_refused(group):
     begin_epoch(1, range(46), seed=43)
-    text = r"seed=43 on rank 1, and 42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed"
+    text = (
+        r"seed=43 on rank 1, and seed=42 on rank 0 \(created at train\.py:7, call 1\): .* Pass the same seed and order"
+    )
     with pytest.raises(ValueError, match=text):
         begin_epoch(0, range(46), seed=42)
 

@@ -16,14 +16,15 @@ from transforms.drawing import TO_FLOAT
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.transforms.varying import Moment
 
 SIZES = {0: 16, 2: 24, 5: (32, 20)}
 
 
 def test_by_epoch_returns_the_value_of_the_last_epoch_listed():
     sizes = T.by_epoch({5: (32, 20), 0: 16, 2: 24})
-    assert [sizes.at_epoch(epoch) for epoch in (0, 1, 2, 4, 5, 99)] == [16, 16, 24, 24, (32, 20), (32, 20)]
-    assert T.by_epoch(lambda epoch: 10 + epoch).at_epoch(7) == 17
+    assert [sizes.at(Moment(epoch)) for epoch in (0, 1, 2, 4, 5, 99)] == [16, 16, 24, 24, (32, 20), (32, 20)]
+    assert T.by_epoch(lambda epoch: 10 + epoch).at(Moment(7)) == 17
 
 
 @pytest.mark.parametrize("kind", [T.Resize, T.RandomResizedCrop, T.CenterCrop, T.RandomCrop, T.Mosaic])
@@ -172,7 +173,7 @@ def test_augment_set_epoch_selects_the_arguments_of_the_epoch():
         constant_augment = gl.Augment([T.RandomHorizontalFlip(epoch), T.ColorJitter(0.5 * epoch)])
         constant_augment.set_epoch(epoch)
         assert torch.equal(augment(images), constant_augment(images))
-    with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 2 .*RandomHorizontalFlip\(p=…\) must be at least 0"):
+    with pytest.raises(ValueError, match=r"argument in epoch 2 .*RandomHorizontalFlip\(p=…\) must be at least 0"):
         augment.set_epoch(2)
     assert augment.epoch == 1
 
@@ -255,5 +256,5 @@ def test_invalid_size_raises_when_its_epoch_begins():
     chain = [T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 if epoch == 0 else 0))]
     with cpu_loader(ENCODED_IMAGES, 4, transforms=chain) as loader:
         assert len(list(loader)) == 3
-        with pytest.raises(ValueError, match=r"by_epoch\(\) for epoch 1 .*must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"argument in epoch 1 .*must be at least 1, got 0"):
             iter(loader)

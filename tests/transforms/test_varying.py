@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpuload import transforms as T
+from gpuload.transforms.chain import variants_of
 
 SIZES = [16, 24, (32, 20)]
 
@@ -55,12 +56,12 @@ def test_results_of_by_batch_change_together():
 def test_chains_are_built_once_for_each_value():
     chain = T.Chain([T.CenterCrop(T.by_batch(SIZES)), T.RandomInvert(T.by_batch([0, 0.5]))])
     assert len({id(chain.at(epoch, step)) for epoch in range(3) for step in range(100)}) == 4
-    assert len({id(variant) for variant in chain.variants(0)}) == 4
+    assert len({id(variant) for variant in variants_of(chain, 0)}) == 4
     sized = T.Chain([T.CenterCrop(T.bucket_size)])
     assert sized.at(0, 1, (8, 9)) is sized.at(2, 5, (8, 9))
     plain = T.Chain([T.CenterCrop(8)])
     assert plain.at(1, 2, (3, 4)) is plain
-    assert list(plain.variants(0)) == [plain]
+    assert variants_of(plain, 0) == [plain]
 
 
 def test_built_chains_are_limited():
@@ -68,7 +69,7 @@ def test_built_chains_are_limited():
     first = chain.at(0, 0, (1, 1))
     for side in range(2, 600):
         chain.at(0, 0, (side, 1))
-    assert len(chain._batch_chains) <= 256
+    assert len(chain._resolved_chains) <= 256
     assert chain.at(0, 0, (1, 1)) is not first
 
 
@@ -77,7 +78,10 @@ def test_chain_at_a_batch_with_a_size_has_this_size(kind):
     chain = T.Chain([kind(T.bucket_size), T.RandomInvert()])
     assert chain.at(3, 4, (20, 30)) == T.Chain([kind((20, 30)), T.RandomInvert()])
     assert chain.output_size_hw is None
-    assert [variant.transforms[0] for variant in chain.variants(0, [(8, 9), (7, 7)])] == [kind((8, 9)), kind((7, 7))]
+    assert [variant.transforms[0] for variant in variants_of(chain, 0, [(8, 9), (7, 7)])] == [
+        kind((8, 9)),
+        kind((7, 7)),
+    ]
 
 
 def test_arguments_of_contained_transforms_and_modules_are_resolved():
@@ -92,7 +96,7 @@ def test_by_epoch_can_contain_by_batch_and_bucket_size():
     chain = T.Chain([T.CenterCrop(size)])
     assert {chain.at(2, step).output_size_hw for step in range(40)} == {(16, 16), (24, 24), (32, 20)}
     assert [chain.at(epoch, 0, (8, 9)).output_size_hw for epoch in (3, 4, 5)] == [(8, 9), (8, 9), (64, 64)]
-    assert [len(list(chain.variants(epoch))) for epoch in (0, 3, 5)] == [3, 1, 1]
+    assert [len({*variants_of(chain, epoch)}) for epoch in (0, 3, 5)] == [3, 1, 1]
     assert repr(size) == "by_epoch({0: by_batch([16, 24, (32, 20)]), 3: bucket_size, 5: 64})"
     keep_ratio = T.ResizeKeepRatio(T.bucket_size, longest=T.by_epoch({0: 0, 1: 1}))
     assert T.Chain([keep_ratio]).at(1, 0, (8, 9)) == T.Chain([T.ResizeKeepRatio((8, 9), longest=1)])
@@ -129,12 +133,12 @@ def test_fingerprint_repr_and_pickles_contain_the_values():
         (lambda: T.Resize(T.by_epoch({0: 5, 2: 9}), max_size=8), ValueError,
          "Resize(max_size=8) must be greater than size=9"),
         (lambda: T.Chain([T.RandomResizedCrop(T.by_epoch(lambda epoch: 8 - epoch))]).at(8), ValueError,
-         "the value from by_epoch() for epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0"),
+         "an argument in epoch 8 is invalid: RandomResizedCrop(size=…) must be at least 1, got 0"),
         (lambda: T.RandomHorizontalFlip(T.by_epoch({0: 0.5, 5: 2})), ValueError,
          "the value from by_epoch() for epoch 5 is invalid: RandomHorizontalFlip(p=…) must be at least 0 "
          "and at most 1, got 2"),
         (lambda: T.Chain([T.RandomHorizontalFlip(T.by_epoch(str))]).at(3), TypeError,
-         "the value from by_epoch() for epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'"),
+         "an argument in epoch 3 is invalid: RandomHorizontalFlip(p=…) must be a number, got '3'"),
         (lambda: T.RandomChoice([T.Identity(), T.Grayscale(3)], p=T.by_epoch({0: [1, 1], 2: [1]})), ValueError,
          "for epoch 2 is invalid: RandomChoice(p=…) must have one number for each of the 2 transforms, got (1.0,)"),
         (lambda: T.RandomIoUCrop(T.by_epoch({0: 0.3, 5: 0.9}), T.by_epoch({0: 1, 3: 0.8})), ValueError,
@@ -142,12 +146,12 @@ def test_fingerprint_repr_and_pickles_contain_the_values():
         (lambda: T.Chain([T.RandomSolarize(T.by_epoch({0: 128, 2: 0.5}))]), ValueError,
          "for epoch 2 is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in 0 … 255"),
         (lambda: T.RandAugment(T.by_epoch({0: 1, 5: 2})), TypeError,
-         "RandAugment(num_ops=…) cannot depend on the epoch, got by_epoch({0: 1, 5: 2}); pass one value for all"),
+         "RandAugment(num_ops=…) cannot be by_epoch({0: 1, 5: 2}); pass one value for all"),
         (lambda: T.Resize(8, T.by_epoch({0: "nearest"})), TypeError,
-         "Resize(interpolation=…) cannot depend on the epoch"),
+         "Resize(interpolation=…) cannot be by_epoch({0: 'nearest'})"),
         (lambda: T.RandomResizedCrop(8, (T.by_epoch({0: 0.5}), 1)), TypeError,
-         "RandomResizedCrop(scale=…) contains by_epoch({0: 0.5}), got (by_epoch({0: 0.5}), 1); pass the entire value "
-         "for each epoch, as in by_epoch({0: (…), 10: (…)})"),
+         "RandomResizedCrop(scale=…) contains by_epoch({0: 0.5}); pass entire values, as in by_batch([(…), (…)]) or "
+         "by_epoch({0: (…), 10: (…)})"),
         (lambda: T.by_batch(224), TypeError,
          "by_batch() takes a list of values, one of which is drawn for each batch, such as [320, 480, 640], got int: "
          "224"),
@@ -164,20 +168,19 @@ def test_fingerprint_repr_and_pickles_contain_the_values():
         (lambda: T.Chain([T.RandomSolarize(T.by_batch([128, 0.5]))]), ValueError,
          "the value 0.5 from by_batch() is invalid: RandomSolarize(threshold=0.5) is used where pixel values are in"),
         (lambda: T.RandAugment(T.by_batch([1, 2])), TypeError,
-         "RandAugment(num_ops=…) cannot depend on the batch, got by_batch([1, 2]); pass one value for all batches"),
+         "RandAugment(num_ops=…) cannot be by_batch([1, 2]); pass one value for all batches"),
         (lambda: T.RandomResizedCrop(8, (T.by_batch([0.5]), 1)), TypeError,
-         "RandomResizedCrop(scale=…) contains by_batch([0.5]), got (by_batch([0.5]), 1); pass the entire value for "
-         "each batch, as in by_batch([(…), (…)])"),
+         "RandomResizedCrop(scale=…) contains by_batch([0.5]); pass entire values, as in by_batch([(…), (…)]) or "
+         "by_epoch({0: (…), 10: (…)})"),
         (lambda: T.CenterCrop((T.bucket_size, 8)), TypeError,
-         "CenterCrop(size=…) contains bucket_size, got (bucket_size, 8); pass the entire value for each batch, as in "
-         "size=bucket_size"),
+         "CenterCrop(size=…) contains bucket_size; pass entire values"),
         (lambda: T.RandomResizedCrop(8, T.bucket_size), TypeError,
          "RandomResizedCrop(scale=…) cannot be bucket_size, which is only for the size of Resize and of crops"),
         (lambda: T.Resize(T.bucket_size, max_size=8), ValueError,
          "Resize(max_size=8) needs a single integer as size, the length of the shorter side"),
         (lambda: T.Chain([T.Resize(T.bucket_size)]).at(0), ValueError, "bucket_size needs a batch with a size"),
         (lambda: T.Chain([T.Resize(T.by_epoch(lambda epoch: T.bucket_size))]).at(4), TypeError,
-         "the value from by_epoch() for epoch 4 is invalid: a function of the epoch must return plain values, got "
+         "an argument in epoch 4 is invalid: a function of the epoch must return plain values, got "
          "bucket_size; pass by_epoch() a dict"),
     ],
 )  # fmt: skip
