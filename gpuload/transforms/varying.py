@@ -64,14 +64,18 @@ class ByEpoch(Varying):
             return bisect_right(self.values, moment.epoch, key=lambda entry: entry[0]) - 1
         return moment.epoch
 
-    def at(self, moment: Moment) -> Any:
+    def at_epoch(self, epoch: int) -> Any:
+        """Return the value for an epoch, which may vary from batch to batch."""
         if isinstance(self.values, tuple):
-            value = self.values[self.choice(moment)][1]
-            return value.at(moment) if isinstance(value, Varying) else value
-        value = self.values(moment.epoch)
+            return self.values[self.choice(Moment(epoch))][1]
+        value = self.values(epoch)
         if isinstance(value, Varying):  # it must be known before the first epoch whether batches need sizes
             raise TypeError(f"a function of the epoch must return plain values, got {value!r}; pass by_epoch() a dict")
         return value
+
+    def at(self, moment: Moment) -> Any:
+        value = self.at_epoch(moment.epoch)
+        return value.at(moment) if isinstance(value, Varying) else value
 
     def map(self, function: Callable[[Moment], Any], moment: Moment = ANY) -> ByEpoch:
         if not isinstance(self.values, tuple):  # the values are not known yet

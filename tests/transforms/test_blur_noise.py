@@ -82,7 +82,8 @@ def test_displace_of_single_pixels_equals_the_complete_field():
         _, program, displacements = draw_fields(T.ElasticTransform((40.0, 30.0), sigma), 3)
         record = program.records[0]
         pixels = np.array([[0, 0], [WIDTH - 1, HEIGHT - 1], [30, 11]])
-        displacement = displace(record, 2, pixels, np.trunc) - pixels
+        keys = record.keys[2].astype(np.int64)
+        displacement = displace(record, pixels, keys, np.array([WIDTH, HEIGHT]), np.trunc) - pixels
         field = displacements[2].numpy()[pixels[:, 1], pixels[:, 0]] * [WIDTH / 2, HEIGHT / 2]
         assert np.allclose(displacement, -field, atol=1e-4)
 
