@@ -37,7 +37,6 @@ PASSED_ON_COUNTS = {
     "datasets/recognise.py": 1,
     "decode/decoder.py": 1,
     "decode/header.py": 2,
-    "inspection/sizes.py": 2,
     "loader/replay.py": 1,
     "loader/session.py": 2,
     "packing/pool.py": 1,
