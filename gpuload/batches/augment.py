@@ -285,7 +285,9 @@ class Augment(torch.nn.Module):
         """Return the device that augments a batch; a GPU with its index."""
         requested, first_images = self._device, tree.images[0]
         device = first_images.entries[0][1].device if requested is None else _add_index(requested)
-        for leaf in (leaf for leaf in tree.leaves if leaf.kind != "value"):
+        for leaf in tree.leaves:
+            if leaf.kind == "value" or (leaf.kind == "points" and not leaf.is_padded):
+                continue  # boxes and keypoints of single images are refused later, on any GPU
             other_device = torch.device("cpu") if requested is not None or leaf.kind != "images" else device
             for path, pixels in leaf.entries:
                 if isinstance(pixels, torch.Tensor) and pixels.device not in (device, other_device):
