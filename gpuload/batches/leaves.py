@@ -92,7 +92,7 @@ class Leaf:
 
     def sample_entry(self, row: int, count: int) -> Any:
         """Return the entry of one image as a dataset would return it. Pixels and padded targets, which may be on a
-        device, become placeholders of the same shape, and pixels become float32, which every chain takes."""
+        device, become float32 placeholders: targets of the same shape, and pixels of the same height and width."""
         if self.is_padded:
             return with_values(self.value, array=np.zeros(tuple(self.value.array.shape[1:]), np.float32), valid=None)
         value = self.entry(row, count)

@@ -42,7 +42,7 @@ def take_batches(loader: gl.Loader, epochs: int = 1) -> list[Any]:
 
 def images_by_position(batch_size: int, ranks: int, **options: Any) -> dict[int, Any]:
     """Return label and image bytes of each valid sample of the first epoch over all ranks, keyed by position."""
-    found = {}
+    samples = {}
     for rank in range(ranks):
         with make_loader(batch_size, rank=rank, world_size=ranks, uneven="exact", **options) as loader:
             for (images, labels), info in loader:
@@ -50,9 +50,9 @@ def images_by_position(batch_size: int, ranks: int, **options: Any) -> dict[int,
                     images, labels.tolist(), info.positions.tolist(), info.valid.tolist(), strict=True
                 ):
                     if is_valid:
-                        assert position not in found
-                        found[position] = label, image.numpy().tobytes()
-    return found
+                        assert position not in samples
+                        samples[position] = label, image.numpy().tobytes()
+    return samples
 
 
 @pytest.mark.processes

@@ -189,9 +189,9 @@ def test_batches_from_the_middle_are_those_of_the_whole_epoch(sizes, batch, rank
     )  # fmt: skip
     batches = list(shares.batches(epoch))
     for step in range(len(batches)):
-        rest = list(shares.batches(epoch, step * batch * ranks))
-        assert len(rest) == shares.steps(step * batch * ranks)
-        for expected, actual in zip(batches[step:], rest, strict=True):
+        remaining = list(shares.batches(epoch, step * batch * ranks))
+        assert len(remaining) == shares.steps(step * batch * ranks)
+        for expected, actual in zip(batches[step:], remaining, strict=True):
             assert expected.size_hw == actual.size_hw
             for field in ("positions", "indices", "valid"):
                 assert np.array_equal(getattr(expected, field), getattr(actual, field))
