@@ -64,38 +64,38 @@ def test_repeat_epochs_continues_with_the_next_epoch_and_refuses_empty_ones() ->
             list(repeat_epochs(epoch))
 
 
-def test_measure_skips_the_first_steps() -> None:
-    steps: list[int] = []
+def test_measure_skips_the_first_batches() -> None:
+    requests: list[int] = []
 
     def batches() -> Iterator[torch.Tensor]:
         while True:
-            steps.append(1)
+            requests.append(1)
             yield torch.zeros(8, 3, 4, 4)
 
     bench = Bench(dataset=[], transforms=[], batch_size=8, device=CPU, seconds=0.0)
     row = bench.measure(Row(name="Loader", num_workers=3), batches(), skip=3)
-    assert (len(steps), row.name, row.num_workers, row.image_bytes) == (4, "Loader", 3, None)
+    assert (len(requests), row.name, row.num_workers, row.image_bytes) == (4, "Loader", 3, None)
     assert row.images_per_s > 0
-    assert (row.cpu_s_per_1000 or 0) >= 0
+    assert row.cpu_s_per_1000 is not None
 
 
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", workers: Any = "workers") -> gl.Stats:
-    """Make statistics of 1,000 images from the seconds that workers took to read and decode, and from the stage's."""
+def stats(read_s: float, decode_s: float, stage_s: float, read_in: Any = "workers", stage_in: Any = "main") -> gl.Stats:
+    """Make statistics of 1,000 images from the seconds of each part, and from the processes or device that did it."""
     parts = (
-        Part("read", workers, read_s, 1000),
-        Part("header", workers, decode_s / 4, 1000),
-        Part("decode", workers, decode_s * 3 / 4, 1000),
-        Part("stage", where, stage_s, 10),
+        Part("read", read_in, read_s, 1000),
+        Part("header", read_in, decode_s / 4, 1000),
+        Part("decode", read_in, decode_s * 3 / 4, 1000),
+        Part("stage", stage_in, stage_s, 10),
     )
     decoded = DecodeStats(read_bytes=130_000_000, bytes=500_000_000)
     return gl.Stats(images=1000, batches=10, parts=parts, decode=decoded)
 
 
 @pytest.mark.parametrize(
-    ("figures", "workers", "device", "rates", "name"),
+    ("seconds", "workers", "device", "rates", "name"),
     [
         ((0.1, 1.9, 0.2), 2, "cpu", (20_000, 1_053, 5_000), "decoding"),
         ((1.9, 0.1, 0.2), 2, "cpu", (1_053, 20_000, 5_000), "reading"),
@@ -104,11 +104,11 @@ def stats(read_s: float, decode_s: float, stage_s: float, where: Any = "main", w
         ((0.1, 0.9, 0.2), 0, "cpu", (10_000, 1_111, 5_000), "decoding"),
     ],
 )
-def test_find_bottleneck_is_the_slowest_part(
-    figures: Any, workers: int, device: str, rates: tuple[int, ...], name: str
+def test_find_bottleneck_returns_the_slowest_part(
+    seconds: Any, workers: int, device: str, rates: tuple[int, ...], name: str
 ) -> None:
-    where = {"where": "main" if device == "cpu" else "device", "workers": "workers" if workers else "main"}
-    row = replace(setting(workers, 2, 900), stats=stats(*figures, **where))
+    where = {"read_in": "workers" if workers else "main", "stage_in": "main" if device == "cpu" else "device"}
+    row = replace(setting(workers, 2, 900), stats=stats(*seconds, **where))
     parts = part_rows(row, torch.device(device))
     assert tuple(round(part.images_per_s) for part in parts) == rates
     assert [part.where for part in parts] == ["2 workers" if workers else "this process"] * 2 + [device.upper()]
@@ -121,7 +121,7 @@ def test_find_bottleneck_is_the_slowest_part(
 
 
 def test_part_rows_drop_parts_that_take_no_time() -> None:
-    row = replace(setting(0, 2, 900), stats=stats(0.0, 0.9, 0.0, workers="main"))  # arrays that are in memory
+    row = replace(setting(0, 2, 900), stats=stats(0.0, 0.9, 0.0, read_in="main"))  # arrays that are in memory
     parts = part_rows(row, CPU)
     assert [part.name for part in parts] == ["decode"]
     assert find_bottleneck(row, parts) == (
@@ -130,8 +130,8 @@ def test_part_rows_drop_parts_that_take_no_time() -> None:
     stage_only = replace(setting(2, 2, 900), stats=stats(0.0, 0.0, 0.2))
     _, text = find_bottleneck(stage_only, part_rows(stage_only, CPU))
     assert text == "augmenting is the bottleneck: with 2 workers, augmenting alone 5,000"
-    none = replace(setting(2, 2, 900), stats=gl.Stats())
-    assert (part_rows(none, CPU), find_bottleneck(none, [])) == ([], ("", ""))
+    empty = replace(setting(2, 2, 900), stats=gl.Stats())
+    assert (part_rows(empty, CPU), find_bottleneck(empty, [])) == ([], ("", ""))
 
 
 def test_recommend_takes_the_fewest_workers_that_are_nearly_as_fast() -> None:

@@ -12,10 +12,10 @@ from gpuload.order.place import Place
 
 
 class Schedule:
-    """A schedule with batches of one position each. `end` is the place after an epoch of unknown length."""
+    """A schedule with batches of one position each. If `samples` is None, the length of an epoch is unknown."""
 
-    def __init__(self, samples: int | None = 10, end: Place | None = None) -> None:
-        self.samples, self._end = samples, end
+    def __init__(self, samples: int | None = 10) -> None:
+        self.samples = samples
 
     def steps(self, place):
         return None if self.samples is None else self.samples - place.position
@@ -24,7 +24,7 @@ class Schedule:
         raise AssertionError("no batch should be requested")
 
     def place_after(self, epoch):
-        return self._end or Place(epoch + 1, 0)
+        return Place(epoch + 1, 0)
 
 
 NEW_CURSOR = Cursor()

@@ -79,7 +79,8 @@ def test_full_disk_in_a_worker_raises_without_a_traceback(tmp_path: Path) -> Non
 
 
 def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid_file, part_0_done, record_of = tmp_path / "pid", tmp_path / "done", pool._record
+    pid_file, part_0_done, part_1_begun = tmp_path / "pid", tmp_path / "done", tmp_path / "begun"
+    record_of = pool._record
 
     def record_and_touch(*arguments: Any) -> Any:
         record = record_of(*arguments)
@@ -90,11 +91,11 @@ def test_idle_worker_that_is_killed_raises_nothing(tmp_path: Path, monkeypatch: 
     def kill_other_worker(index: int) -> None:
         if index == 0:
             pid_file.write_text(str(os.getpid()))
+            wait_for(part_1_begun)  # otherwise this worker might also take part 1, and no worker would be killed
             return
-        wait_for(pid_file)
-        if int(pid_file.read_text()) != os.getpid():
-            wait_for(part_0_done)  # the other worker is idle
-            os.kill(int(pid_file.read_text()), 9)
+        part_1_begun.touch()
+        wait_for(part_0_done)  # the other worker is idle
+        os.kill(int(pid_file.read_text()), 9)
 
     monkeypatch.setattr(pool, "_record", record_and_touch)
     result = gl.pack(in_workers(kill_other_worker, 2), tmp_path / "set", to="tar", workers=2, shard_bytes=1)
@@ -107,7 +108,7 @@ def test_error_at_the_end_of_a_part_is_raised(tmp_path: Path, failing_index: int
 
     class Paths:
         def __getitem__(self, index: int) -> str:
-            if index == failing_index:  # in the check whether the file has changed
+            if index == failing_index:  # read at the end of a part, to check whether its files have changed
                 raise RuntimeError("no such path")
             return "none"
 
@@ -133,14 +134,14 @@ PACK_WITHOUT_A_MAIN_GUARD = """
 import os, sys, time
 import gpuload as gl
 
-here = os.getpid()
+main_process = os.getpid()
 
 class Slow:  # defined in the program itself, which has no main guard
     def __len__(self):
         return 6
 
     def __getitem__(self, index):
-        if index == 4 and len(sys.argv) > 3 and os.getpid() != here:
+        if index == 4 and len(sys.argv) > 3 and os.getpid() != main_process:
             open(sys.argv[3] + "~", "w").write(str(os.getpid()))
             os.rename(sys.argv[3] + "~", sys.argv[3])
             time.sleep(300)
@@ -197,18 +198,18 @@ import gpuload as gl
 import ray
 ray.init("local", num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False,
          logging_level=logging.ERROR)  # a cluster of its own, not one that another test has on this machine
-for to in ("tar", "lmdb"):
+for to in ("tar", "lmdb"):  # in parts of the same size as by the fixture `packed`
     gl.pack(gl.ImageFolder(sys.argv[1]), f"{sys.argv[2]}/{to}", to=to, shard_bytes=12_500, ray="auto")
 """
 
 
 @pytest.mark.slow
 @lacking.needs("ray", "lmdb")
-def test_ray_cluster_makes_the_same_bytes(folder: Path, packed: Packing, tmp_path: Path) -> None:
+def test_packing_on_ray_writes_the_same_bytes_as_in_this_process(folder: Path, packed: Packing, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_USAGE_STATS_ENABLED": "0"}
-    run_python(PACK_ON_RAY, folder, tmp_path / "there", env=environment, timeout=200)
+    run_python(PACK_ON_RAY, folder, tmp_path / "ray", env=environment, timeout=200)
     for to in ("tar", "lmdb"):
-        assert content(tmp_path / "there" / to) == content(packed(to, f"here {to}"))
+        assert content(tmp_path / "ray" / to) == content(packed(to, f"local {to}"))
 
 
 @pytest.fixture
@@ -220,11 +221,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     fake_cluster.close()
 
 
-def test_ray_workers_report_progress_and_follow_the_number_of_cpus(cluster: Cluster, packed: Packing) -> None:
+def test_ray_workers_report_progress_and_are_by_default_one_per_cpu(cluster: Cluster, packed: Packing) -> None:
     samples: list[int] = []
-    on_ray = packed("tar", "there", ray="auto", workers=None, progress=lambda done, total, nbytes: samples.append(done))
-    assert (samples[0], samples[-1], len(cluster.actors)) == (0, COUNT, 2)  # each actor runs two workers
-    assert content(on_ray) == content(packed("tar", "here"))
+    on_ray = packed("tar", "ray", ray="auto", workers=None, progress=lambda done, total, nbytes: samples.append(done))
+    assert (samples[0], samples[-1], len(cluster.actors)) == (0, COUNT, 2)  # 4 CPUs, 2 workers per actor
+    assert content(on_ray) == content(packed("tar", "local"))
     packed("tar", "one", ray="auto", workers=1)
     assert len(cluster.actors) == 2 + 1
 
@@ -236,8 +237,8 @@ def test_ray_actor_that_dies_is_replaced_and_its_parts_are_repeated(
         if done and len(cluster.actors) == 1:
             cluster.actors[0].die()
 
-    on_ray = packed("tar", "there", ray="auto", workers=1, progress=die)
-    assert content(on_ray) == content(packed("tar", "here"))
+    on_ray = packed("tar", "ray", ray="auto", workers=1, progress=die)
+    assert content(on_ray) == content(packed("tar", "local"))
     assert "a worker died" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Chunks of an `ArrayFile`, copied row by row by a row copier, compared with the three steps for other datasets."""
+"""Chunks of an `ArrayFile`, copied by a row copier, compared with the three steps of `gpuload.workers.runner`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def array_file(folder, shape=(9, 10, 3), dtype="uint8", labels: Any = tuple(rang
 def make_runners(dataset, *transforms, **options) -> tuple[ChunkRunner, ChunkRunner]:
     """Return a runner with a row copier and one without, which takes the three steps."""
     options = {"plain": not transforms, "moves_pixels": False, **options}
-    job = Job(dataset, Chain(list(transforms)), Decode(), 5, **options)
+    job = Job(dataset, Chain(list(transforms)), Decode(), seed=5, **options)
     with_copier, without_copier = (ChunkRunner(job, guard_generators=False) for _ in range(2))
-    with_copier._reader._searches_left = without_copier._reader._searches_left = 0  # as after the first samples
+    with_copier._reader._searches_left = without_copier._reader._searches_left = 0  # no search for targets
     without_copier._row_copier = None
     return with_copier, without_copier
 
@@ -47,8 +47,8 @@ def run_chunk(runner: ChunkRunner, indices: Any, *, room=1 << 16, spare=0, wante
     """Return a chunk's reply, its slot of `room` bytes, and the rows that were noted."""
     slot, noted = np.full(room, 255, np.uint8), []
     positions = np.arange(20, 20 + len(indices))
-    indices = np.asarray(indices) if isinstance(indices, list) else indices
-    request = Request(3, 2, 0, room, positions, indices, spare_bytes=spare)
+    indices = np.asarray(indices) if all(isinstance(index, int) for index in indices) else indices
+    request = Request(3, 2, 0, room, positions, indices, spare_bytes=spare)  # chunk 3, epoch 2, slot at offset 0
     populate = populate or (lambda nbytes, slot: None)
     return runner.run(request, slot, noted.append, wanted, lambda nbytes: populate(nbytes, slot)), slot, noted
 
@@ -119,14 +119,14 @@ def test_row_copier_returns_the_same_chunk_as_the_three_steps(tmp_path, name, in
 @pytest.mark.parametrize(
     ("indices", "transforms"),
     [([3, COUNT], []), ([3, -1], []), ([3, -COUNT - 1], []), (["3", 4], []), ([3, 4], [T.RandomCrop(32)])],
-    ids=["too large", "from the end", "before the first", "no numbers", "too small to crop"],
+    ids=["too large", "from the end", "before the first", "a string", "too small to crop"],
 )
 def test_row_copier_returns_the_same_errors_as_the_three_steps(tmp_path, indices, transforms):
     copying_runner, three_step_runner = make_runners(array_file(tmp_path), *transforms)
-    keys = np.array(indices) if all(isinstance(key, int) for key in indices) else indices
-    content = load_content(copying_runner, keys)
-    assert content == load_content(three_step_runner, keys)
+    content = load_content(copying_runner, indices)
+    assert content == load_content(three_step_runner, indices)
     assert content[-1] is Status.DONE
+    # The next chunk has valid indices, but a slot that is too small.
     assert run_chunk(copying_runner, [1, 2], room=64)[0] == run_chunk(three_step_runner, [1, 2], room=64)[0]
 
 
@@ -138,7 +138,7 @@ def test_row_copier_returns_the_status_of_the_three_steps_if_a_chunk_is_too_larg
         assert reply.status is status
 
 
-@pytest.mark.parametrize("kind", ["rows", "three steps", "plain samples"])
+@pytest.mark.parametrize("kind", ["row copier", "three steps", "plain samples"])
 def test_a_slot_is_populated_up_to_the_chunks_size_before_it_is_written(tmp_path, kind):
     if kind == "plain samples":
         runner, _ = make_runners([np.full(300, number) for number in range(COUNT)])
@@ -159,7 +159,7 @@ def test_a_slot_is_populated_up_to_the_chunks_size_before_it_is_written(tmp_path
 
 def test_a_slot_that_is_too_small_for_a_chunk_is_not_populated_beyond_its_end(tmp_path):
     for runner in make_runners(array_file(tmp_path, labels=np.arange(512.0 * COUNT).reshape(COUNT, 512))):
-        for room in (1000, 4000):
+        for room in (1000, 4000):  # too small for the pixels, and for the block after them
             sizes: list[int] = []
             populate = lambda nbytes, slot, sizes=sizes: sizes.append(nbytes)  # noqa: E731
             reply, _, _ = run_chunk(runner, IN_ORDER, room=room, spare=1 << 18, populate=populate)
@@ -182,7 +182,7 @@ def count_chunk_files() -> int:
         (np.arange(512.0 * COUNT).reshape(COUNT, 512), 4000),
         ([f"{number}" * 20_000 for number in range(COUNT)], 4000),
     ],
-    ids=["pixels", "pixels, then a block", "a block behind the pixels", "a long description behind the pixels"],
+    ids=["pixels", "pixels and a block", "only the block", "only the long description"],  # that do not fit
 )
 def test_a_chunk_too_large_for_its_slot_is_written_to_separate_memory(tmp_path, labels, room, takes_three_steps):
     runner = make_runners(array_file(tmp_path, labels=labels))[takes_three_steps]
@@ -192,7 +192,7 @@ def test_a_chunk_too_large_for_its_slot_is_written_to_separate_memory(tmp_path, 
     reply.map(reply.file)
     assert comparable_content(reply, reply.data) == comparable_content(expected, large_slot)
     assert len(reply.data) == reply.nbytes == expected.nbytes > room
-    assert noted == list(range(4)) * (1 + takes_three_steps)
+    assert noted == list(range(4)) * (1 + takes_three_steps)  # the three steps read all rows, then decode all rows
     refused = run_chunk(runner, IN_ORDER, room=room, spare=expected.nbytes - 1)[0]
     assert refused.status is Status.TOO_LARGE
     assert refused.nbytes <= expected.nbytes
@@ -220,22 +220,22 @@ def test_a_chunk_is_reported_too_large_if_separate_memory_is_unavailable(tmp_pat
 
 def test_separate_memory_of_an_unwanted_chunk_is_freed(tmp_path):
     copying_runner, three_step_runner = make_runners(array_file(tmp_path))
-    # The chunk becomes unwanted at the first row that is written.
-    for runner, answers in ((copying_runner, []), (three_step_runner, [True] * 5)):
+    # The chunk becomes unwanted after the memory is allocated: the three steps ask for each row that they read before.
+    for runner, answers in ((copying_runner, []), (three_step_runner, [True] * (len(IN_ORDER) + 1))):
         wanted = iter(answers)
         reply = run_chunk(runner, IN_ORDER, room=1000, spare=1 << 20, wanted=lambda left=wanted: next(left, False))[0]
         assert reply.status is Status.UNWANTED
         assert count_chunk_files() == 0
 
 
-def test_an_array_file_that_was_changed_is_an_error_of_each_sample(tmp_path):
+def test_a_truncated_array_file_is_reported_as_an_error_of_each_sample(tmp_path):
     dataset = array_file(tmp_path)
     os.truncate(dataset.path, 500)
     copying_runner, three_step_runner = make_runners(dataset)
     assert load_content(copying_runner, IN_ORDER) == load_content(three_step_runner, IN_ORDER)
     reply, slot, _ = run_chunk(copying_runner, IN_ORDER)
-    (_, error), *_ = read_content(slot, reply.meta, reply.meta_at).errors
-    assert "was changed after the dataset" in error.cause
+    errors = read_content(slot, reply.meta, reply.meta_at).errors
+    assert ["was changed after the dataset" in error.cause for _, error in errors] == [True] * len(IN_ORDER)
 
 
 class NegativeLabels(gl.ArrayFile):
@@ -250,8 +250,7 @@ def test_row_copier_is_not_used_if_samples_cannot_be_copied_as_rows(tmp_path):
     assert make_runners(NegativeLabels(array_file(tmp_path).path, labels=range(COUNT)))[0]._row_copier is None
     assert make_runners([0, 1])[0]._row_copier is None
     for options in ({"layout": "CHW", "shape": (3, 9, 10)}, {"as_dtype": "float32"}, {"layout": "data"}):
-        copying_runner, three_step_runner = make_runners(array_file(tmp_path, **options))
-        assert load_content(copying_runner, SHUFFLED) == load_content(three_step_runner, SHUFFLED)
+        assert make_runners(array_file(tmp_path, **options))[0]._row_copier is None
 
 
 def test_a_loader_returns_the_same_batches_from_an_array_file_and_a_list(tmp_path):

@@ -40,7 +40,7 @@ def test_median_of_no_values_is_nan() -> None:
 
 
 @pytest.mark.parametrize(("own_rate", "met"), [(179, False), (180, True)])
-def test_judge_of_the_rate_and_the_goals_of_workers(own_rate: float, met: bool) -> None:
+def test_judge_compares_the_rate_the_first_batch_and_the_memory_with_their_goals(own_rate: float, met: bool) -> None:
     results = {
         "gpuload": rounds(own_rate, first_batch_s=0.6, worker_mb=59, worker_share_mb=20),
         "torch_simplejpeg": rounds(100),
@@ -54,7 +54,7 @@ def test_judge_of_the_rate_and_the_goals_of_workers(own_rate: float, met: bool) 
 
 
 @pytest.mark.parametrize(("own_rate", "met"), [(219, False), (220, True)])
-def test_judge_of_cuttable_files(own_rate: float, met: bool) -> None:
+def test_judge_compares_cuttable_files_with_the_originals_of_each_peer(own_rate: float, met: bool) -> None:
     results = {"gpuload_cuttable": rounds(own_rate), "torch_simplejpeg": rounds(100), "dali": rounds(100)}
     verdicts = {verdict.text: verdict.met for verdict in judge(results)}
     assert verdicts == {
@@ -64,7 +64,7 @@ def test_judge_of_cuttable_files(own_rate: float, met: bool) -> None:
 
 
 @pytest.mark.parametrize(("share", "met"), [(0.94, False), (0.96, True)])
-def test_judge_of_workers_against_the_decoder_alone(share: float, met: bool) -> None:
+def test_judge_requires_95_percent_of_the_decoder_alone_from_workers(share: float, met: bool) -> None:
     (verdict,) = judge({"workers_only": rounds(1000 * share), "decoder_alone": rounds(1000)})
     assert verdict.met is met
 
@@ -105,8 +105,8 @@ def test_light_copy_keeps_size_and_pixels_at_lower_quality(jpeg_folder: Path, tm
     for path in sorted(root.glob("*/*.jpg")):
         with Image.open(path) as before, Image.open(folder / path.relative_to(root)) as after:
             assert after.size == before.size
-            assert after.layer[1][1:3] == (1, 1)  # pyright: ignore[reportAttributeAccessIssue]
-            assert after.layer[0][1:3] == (2, 2)  # pyright: ignore[reportAttributeAccessIssue]
+            luma, chroma = (layer[1:3] for layer in after.layer[:2])  # pyright: ignore[reportAttributeAccessIssue]
+            assert (luma, chroma) == ((2, 2), (1, 1))  # the sampling factors of 4:2:0
             assert np.abs(np.asarray(after, float) - np.asarray(before.convert("RGB"), float)).mean() < 8
 
 
@@ -134,20 +134,20 @@ def test_find_photos_generates_photos_without_skimage(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(photos, "make_folder", raise_missing)
     monkeypatch.setattr(photos, "GENERATED_COUNT", 1)
-    root, described = find_photos(tmp_path)
-    files = sorted(root.glob("*.jpg"))
-    assert described.startswith("synthetic")
-    with Image.open(files[0]) as image:
+    root, description = find_photos(tmp_path)
+    [file] = root.glob("*.jpg")
+    assert description.startswith("synthetic")
+    with Image.open(file) as image:
         assert image.size == (500, 375)
-    assert [40_000 < file.stat().st_size < 160_000 for file in files] == [True]
-    assert find_photos(tmp_path) == (root, described)
+    assert 40_000 < file.stat().st_size < 160_000  # about as large as a photograph
+    assert find_photos(tmp_path) == (root, description)
 
 
 def test_used_decoder_follows_the_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for absent, used in (("nvidia.nvimgcodec", "simplejpeg"), ("simplejpeg", "Pillow")):
         monkeypatch.setitem(sys.modules, absent, None)
         assert used_decoder() == used
-    own_decoder()(jpeg_bytes(smooth_image(40, 50, 0)), (3, 4, 30, 40))
+    own_decoder()(jpeg_bytes(smooth_image(40, 50, 0)), (3, 4, 30, 40))  # decodes with Pillow, too
 
 
 def test_parse_selects_peers_and_refuses_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,12 +180,12 @@ def test_decoder_alone_lets_a_slow_process_take_fewer_files(
     """The first process waits in its first file until the second process has decoded the remaining files."""
     root = copy_photos(jpeg_folder, tmp_path, 48)
     context = multiprocessing.get_context("fork")
-    numbers, first_began, remaining_done = context.Value("q", 0), context.Event(), context.Event()
+    started_count, first_began, remaining_done = context.Value("q", 0), context.Event(), context.Event()
 
     def make_decoder() -> Callable[..., None]:
-        with numbers.get_lock():
-            is_first = numbers.value == 0
-            numbers.value += 1
+        with started_count.get_lock():
+            is_first = started_count.value == 0
+            started_count.value += 1
         calls = itertools.count()
 
         def decode(content: bytes, region: object) -> None:
@@ -218,7 +218,7 @@ def test_loading_benchmark_runs_each_peer_in_its_processes(tmp_path: Path) -> No
     arguments = ["--photos", photographs, "--cache", tmp_path, "--files", 24, "--batch-size", 8, "--workers", 1]
     options = ["--rounds", 1, "--epochs", 2, "--only", ",".join(peers), "--cuttable", "--json", path]
     assert loading.main([*map(str, (*arguments, *options))]) == 0
-    results = {name: rounds[0] for name, rounds in json.loads(path.read_text())["results"].items()}
+    results = {name: result for name, [result] in json.loads(path.read_text())["results"].items()}
     assert results.keys() == {*peers}
     for name, result in results.items():
         [images_per_s] = result["images_per_s"]

@@ -1,4 +1,4 @@
-"""The shared code of benchmarks: tables, and the order in which methods and processes take turns."""
+"""The shared code of benchmarks: tables, and the order in which ways and processes take turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing
 from benchmarks.running import format_markdown, format_table, run_rounds, take_turns
 
 
-def test_format_table_wraps_long_headings() -> None:
+def test_tables_are_formatted_as_text_with_wrapped_headings_and_as_markdown() -> None:
     text = format_table(
         ["", "CPU s per 1,000 images", "MB/s"], [["gpuload", "1.14", "7"], ["DALI", "10.5", "12"]], "a title"
     )
@@ -23,7 +23,7 @@ def test_format_table_wraps_long_headings() -> None:
     assert format_markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
-def test_run_rounds_rotates_the_methods_and_drops_failed_methods() -> None:
+def test_run_rounds_rotates_the_ways_and_drops_failed_ways() -> None:
     calls: list[str] = []
     failed: dict[str, dict[str, str]] = {}
 
