@@ -30,7 +30,7 @@ class Scene:
     masks: np.ndarray  # n×H×W, bool
     labels: np.ndarray
     area: np.ndarray
-    dots: np.ndarray  # n×2×2
+    points: np.ndarray  # n×2×2
     semantic: np.ndarray  # H×W
 
 
@@ -49,9 +49,9 @@ def make_scene(index: int, *, size: tuple[int, int] | None = None) -> Scene:
     if instance_count == 5:  # the first instance hides everything
         boxes[0], masks[0] = [0, 0, width, height], True
     labels = 100 * index + np.arange(instance_count)
-    dots = random.uniform(0, 24, (instance_count, 2, 2)).astype(np.float32)
+    points = random.uniform(0, 24, (instance_count, 2, 2)).astype(np.float32)
     semantic = random.integers(0, 60, (height, width)).astype(np.int64)
-    return Scene(image, boxes.astype(np.float64), masks, labels, masks.sum((1, 2)).astype(float), dots, semantic)
+    return Scene(image, boxes.astype(np.float64), masks, labels, masks.sum((1, 2)).astype(float), points, semantic)
 
 
 def scene_sample(index: int, size: tuple[int, int] | None = None) -> Any:
@@ -62,7 +62,7 @@ def scene_sample(index: int, size: tuple[int, int] | None = None) -> Any:
         "labels": torch.from_numpy(scene.labels),
         "masks": gl.Mask(scene.masks),
         "area": scene.area,
-        "points": gl.Keypoints(scene.dots),
+        "points": gl.Keypoints(scene.points),
         "image_id": index,
     }
     return gl.Image(scene.image), target, gl.Mask(scene.semantic)
@@ -103,7 +103,7 @@ def assert_row_equals(row: Any, expected: Scene, index: int) -> None:
     np.testing.assert_array_equal(target["masks"].numpy(), expected.masks)
     np.testing.assert_allclose(target["boxes"].numpy(), expected.boxes, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(target["area"].numpy(), expected.area)
-    np.testing.assert_allclose(target["points"].numpy(), expected.dots, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(target["points"].numpy(), expected.points, rtol=0, atol=1e-4)
     np.testing.assert_array_equal(semantic.numpy(), expected.semantic)
     assert target["image_id"] == index
     assert target["boxes"].dtype == torch.float32
@@ -137,8 +137,8 @@ def mosaic_of(scenes: list[Scene], center: tuple[int, int], size: tuple[int, int
         visible = [n for n, box in enumerate(boxes.tolist()) if box[2] > box[0] and box[3] > box[1]]
         masks = np.zeros((len(visible), *canvas.shape[:2]), bool)
         masks[:, top : top + h, left : left + w] = scene.masks[visible]
-        labels, area, dots = (values[visible] for values in (scene.labels, scene.area, scene.dots))
-        parts.append((boxes[visible], masks[:, *inside], labels, area, dots + np.array([x, y])))
+        labels, area, points = (values[visible] for values in (scene.labels, scene.area, scene.points))
+        parts.append((boxes[visible], masks[:, *inside], labels, area, points + np.array([x, y])))
     joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     return Scene(canvas[inside], *joined, semantic[inside])
 
@@ -156,24 +156,24 @@ def test_mosaic_equals_plain_numpy(runner, size):
     [record] = draw_chain(chain, scenes).records
     with runner():
         rows = load_rows(chain, ragged="error")
-    for row, row_loaded in enumerate(rows):
+    for row, loaded_row in enumerate(rows):
         pair = size if isinstance(size, tuple) else (size, size)
-        assert_row_equals(row_loaded, mosaic_at(row, record, scenes, pair), row)
+        assert_row_equals(loaded_row, mosaic_at(row, record, scenes, pair), row)
 
 
 def mirror(scene: Scene, *, axis: int) -> Scene:
     """Mirror left to right (axis 1) or upside down (axis 0)."""
     length = scene.image.shape[axis]
-    boxes, dots = scene.boxes.copy(), scene.dots.copy()
+    boxes, points = scene.boxes.copy(), scene.points.copy()
     start, end = 1 - axis, 3 - axis  # the columns of a box's two borders: 0 and 2 for x, 1 and 3 for y
     boxes[:, [start, end]] = length - scene.boxes[:, [end, start]]
-    dots[..., start] = length - 1 - scene.dots[..., start]
+    points[..., start] = length - 1 - scene.points[..., start]
     return replace(
         scene,
         image=np.flip(scene.image, axis),
         boxes=boxes,
         masks=np.flip(scene.masks, 1 + axis),
-        dots=dots,
+        points=points,
         semantic=np.flip(scene.semantic, axis),
     )
 
@@ -187,9 +187,9 @@ def test_mosaic_between_flips_equals_plain_numpy(runner):
     with runner():
         rows = load_rows(chain, batch_size=8)
     assert 0 < horizontal.flipped.sum() < 14
-    for row, row_loaded in enumerate(rows):
+    for row, loaded_row in enumerate(rows):
         expected = mosaic_at(row, mosaic, flipped, (40, 52))
-        assert_row_equals(row_loaded, mirror(expected, axis=0) if vertical.flipped[row] else expected, row)
+        assert_row_equals(loaded_row, mirror(expected, axis=0) if vertical.flipped[row] else expected, row)
 
 
 @with_each_runner
@@ -254,7 +254,7 @@ def resize(scene: Scene, size_hw: tuple[int, int]) -> Scene:
         image=np.asarray(image.resize((size_wh[0], height), bilinear).resize(size_wh, bilinear)),
         boxes=scene.boxes * np.tile(ratio, 2),
         masks=np.array(masks, bool).reshape(-1, *size_hw),
-        dots=scene.dots * ratio,
+        points=scene.points * ratio,
         semantic=np.asarray(semantic.resize(size_wh, nearest)).astype(np.int64),
     )
 
@@ -281,7 +281,7 @@ def paste(background: Scene, other: Scene, chosen: list[int]) -> Scene:
         np.concatenate([masks[visible], other.masks[chosen]]),
         np.concatenate([background.labels[visible], other.labels[chosen]]),
         np.concatenate([background.area[visible], other.area[chosen]]),
-        np.concatenate([background.dots[visible], other.dots[chosen]]),
+        np.concatenate([background.points[visible], other.points[chosen]]),
         semantic,
     )
 
@@ -301,12 +301,12 @@ def test_copy_paste_equals_plain_numpy(runner, size):
     with runner():
         rows = load_rows(chain, scenes_dataset(25, size), batch_size=6)
     hidden_count = 0
-    for row, row_loaded in enumerate(rows):
+    for row, loaded_row in enumerate(rows):
         partner, expected = neighbor(row, 1, 25), scenes[row]
         if record.gathered[row] and partner != row:
             expected = paste(expected, scenes[partner], chosen_instances(record, row, len(scenes[partner].boxes)))
         hidden_count += len(set(scenes[row].labels) - set(expected.labels))
-        assert_row_equals(row_loaded, expected, row)
+        assert_row_equals(loaded_row, expected, row)
     assert 0 < record.gathered.sum() < 25
     assert hidden_count > 0, "no instance was hidden entirely, so hiding was not tested"
 
@@ -319,10 +319,10 @@ def test_copy_paste_of_mosaics_equals_plain_numpy(runner):
     mosaics = [mosaic_at(row, tiled, scenes, (40, 52)) for row in range(16)]
     with runner():
         rows = load_rows(chain, scenes_dataset(16), batch_size=8)
-    for row, row_loaded in enumerate(rows):
+    for row, loaded_row in enumerate(rows):
         other = mosaics[row ^ 1]
         expected = paste(mosaics[row], other, chosen_instances(pasting, row, len(other.boxes)))
-        assert_row_equals(row_loaded, mirror(expected, axis=1), row)
+        assert_row_equals(loaded_row, mirror(expected, axis=1), row)
 
 
 # -- workers, batches, ranks and resuming -----------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_combined_samples_are_equal_after_resuming():
 
 
 def test_combined_samples_are_equal_on_ranks():
-    """Each rank has complete groups, even at the end, where samples of the beginning are added."""
+    """Each rank has complete groups, even at the end, where the last group repeats its own samples."""
     expected = load_rows(CHAIN, scenes_dataset(16), batch_size=16)
     rows_by_rank = [load_rows(CHAIN, scenes_dataset(16), batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
     assert_rows_equal(

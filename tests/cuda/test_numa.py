@@ -27,7 +27,7 @@ class AllowedCpus:
         return 32
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        allowed = np.zeros(4096, np.bool_)
+        allowed = np.zeros(4096, np.bool_)  # more CPUs than a machine with GPUs has
         allowed[list(os.sched_getaffinity(0))] = True
         return np.full((64, 64, 3), index, np.uint8), allowed
 
@@ -53,12 +53,12 @@ def test_workers_and_slots_are_on_the_numa_node_of_the_gpu():
         usable = parse_cpu_list(cpus) & os.sched_getaffinity(0)
         assert set(allowed.nonzero().flatten().tolist()) == usable
         maps = Path("/proc/self/numa_maps").read_text().splitlines()
-        pages: dict[int, int] = {}
+        pages_by_node: dict[int, int] = {}
         for line in maps:
             if "gpuload-ring" in line:
-                for number, count in re.findall(r"N(\d+)=(\d+)", line):
-                    pages[int(number)] = pages.get(int(number), 0) + int(count)
-        assert pages.get(node, 0) > 0.9 * sum(pages.values()), pages
+                for page_node, count in re.findall(r"N(\d+)=(\d+)", line):
+                    pages_by_node[int(page_node)] = pages_by_node.get(int(page_node), 0) + int(count)
+        assert pages_by_node.get(node, 0) > 0.9 * sum(pages_by_node.values()), f"GPU on node {node}: {pages_by_node}"
         assert len(os.sched_getaffinity(0)) > len(usable), "the main process must keep all of its CPUs"
 
 

@@ -45,7 +45,7 @@ def table_rows(page: str, section: str) -> list[list[str]]:
 
 
 ARGUMENTS = table_rows("dataloader.md", "Arguments")
-PROMISES = [
+BEHAVIORS = [
     *table_rows("dataloader.md", "What DataLoader does"),
     *table_rows("dataloader.md", "What StatefulDataLoader does"),
 ]
@@ -61,25 +61,25 @@ def function_names(path: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("row", [*ARGUMENTS, *PROMISES], ids=lambda row: row[0].strip("`"))
-def test_each_row_for_users_says_the_same_or_differs(row):
+@pytest.mark.parametrize("row", [*ARGUMENTS, *BEHAVIORS], ids=lambda row: row[0].strip("`"))
+def test_each_answer_in_dataloader_md_begins_with_the_same_or_differs(row):
     _, answer = row
     assert answer.startswith(("the same", "differs"))
-    assert not TEST_LINK.search(answer)
+    assert not TEST_LINK.search(answer), "name tests in docs/dataloader-tests.md only"
 
 
 @pytest.mark.parametrize("row", ROWS_WITH_TESTS, ids=lambda row: row[0].strip("`"))
 def test_each_row_names_tests_that_exist(row):
     named = TEST_LINK.findall(row[-1])
     assert named, "the row lists no tests"
-    assert TEST_LINK.sub("", row[-1]).strip(", ") == ""
+    assert TEST_LINK.sub("", row[-1]).strip(", ") == "", "the row's last cell may contain only names of tests"
     missing = [f"{path}::{name}" for path, name in named if name not in function_names(path)]
     assert missing == [], "docs/dataloader-tests.md names tests that do not exist"
 
 
-def test_each_row_for_users_has_its_tests():
+def test_each_row_of_dataloader_md_has_a_row_of_tests():
     assert {row[0] for row in ARGUMENTS} <= {row[0] for row in ROWS_WITH_TESTS}, "add rows to docs/dataloader-tests.md"
-    described = sorted(behavior for behavior, _ in PROMISES)
+    described = sorted(behavior for behavior, _ in BEHAVIORS)
     tested = sorted(behavior for _, behavior, _ in [*DATALOADER_TESTS, *STATE_TESTS])
     assert described == tested, "docs/dataloader.md and docs/dataloader-tests.md must have the same rows"
 
@@ -108,10 +108,10 @@ def test_each_argument_of_loader_is_documented():
     assert sorted(documented) == sorted(arguments), "edit the section Args of Loader's docstring"
 
 
-def test_loader_lacks_pin_memory_device_and_only_persistent_workers_defaults_differently():
+def test_loader_lacks_only_pin_memory_device_and_switches_on_only_persistent_workers():
     theirs = inspect.signature(DataLoader.__init__).parameters
     ours = inspect.signature(gl.Loader.__init__).parameters
-    different_defaults = {
+    different_defaults = {  # None, False and 0 count as equal (`shuffle`, `num_workers`)
         name for name in theirs if name in ours and bool(theirs[name].default) is not bool(ours[name].default)
     }
     assert different_defaults == {"persistent_workers"}

@@ -31,12 +31,12 @@ from gpuload import transforms as T
 IMAGE = {"bytes": jpeg_bytes(smooth_image(20, 30, 1)), "path": None}
 MOMENT = datetime.datetime(2024, 2, 29, 12, 30, 15, 123456)
 
-# A dtype of datasets.Value, and values for it.
+# Values for each dtype of datasets.Value.
 VALUES: dict[str, list[Any]] = {
     "null": [None, None],
     "bool": [True, False],
     **{f"int{bits}": [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": [0, 2 ** min(bits, 63) - 1] for bits in (8, 16, 32, 64)},  # more cannot be written
+    **{f"uint{bits}": [0, 2 ** min(bits, 63) - 1] for bits in (8, 16, 32, 64)},  # datasets cannot write larger uint64s
     "float16": [0.1, float("inf")],
     "float32": [0.1, -0.0],
     "float64": [0.1, 1e300],
@@ -72,7 +72,7 @@ NEED_DATASETS = "workers import datasets to read a datasets.Dataset: "
 
 
 def is_read_by_datasets(copied: Any) -> bool:
-    return "dataset" in vars(copied)
+    return "dataset" in vars(copied)  # set once the dataset itself is unpickled
 
 
 def pickled(wrapped: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -171,7 +171,7 @@ def test_rows_of_lists_and_structures_equal_rows_of_datasets(hf: ModuleType, tmp
             parts=(hf.List(dict(deep)), [{"z": 1, "a": None, "names": []}]),
         )
     )
-    assert copied[0]["views"][1] == replace(gl.read(image), exif=True)
+    assert copied[0]["views"][1] == replace(gl.read(image), exif=True)  # turned upright, as by datasets
     assert list(copied[0]["deep"]) == ["z", "a", "names"]
 
 
@@ -189,13 +189,13 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
     "columns": lambda rows: rows.select_columns(["label", "image"]),
     "renamed": lambda rows: rows.rename_column("image", "picture").remove_columns("corners"),
     "cast": lambda rows: rows.cast_column("image", type(rows.features["image"])(mode="L")),
-    "shown": lambda rows: rows.with_format(None, columns=["label", "image"]),
-    "shown first": lambda rows: rows.with_format(None, columns=["label"], output_all_columns=True),
-    "more": lambda rows: rows.add_column("more", list(range(len(rows)))),
+    "format columns": lambda rows: rows.with_format(None, columns=["label", "image"]),
+    "format columns, then all": lambda rows: rows.with_format(None, columns=["label"], output_all_columns=True),
+    "added column": lambda rows: rows.add_column("added", list(range(len(rows)))),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # by `datasets`, which sorts
+@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # raised by sort() of `datasets`
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_rows_of_selections_equal_rows_of_datasets(hf: ModuleType, tmp_path: Path, where: str, selection: str) -> None:
@@ -247,16 +247,17 @@ def test_pickled_rows_of_a_mapped_table_do_not_grow_with_their_number(hf: Module
         stream_bytes.append(len(stream))
         assert buffers == []
     few_rows, many_rows = stream_bytes
-    assert many_rows - few_rows < 20
-    assert many_rows < 6000
+    assert many_rows - few_rows < 20  # only its numbers are longer
+    assert many_rows < 6000  # without rows, each of which has an image of 800 bytes
 
 
 def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -> None:
     rows = make_rows(hf, 1000)
     for selection in (rows, rows.select(range(500, 510))):
         stream, buffers = pickled(gl.wrap(selection))
-        assert len(stream) < 8000
-        assert sum(buffer.raw().nbytes for buffer in buffers) < len(selection) * 2200  # little more than an image
+        assert len(stream) < 8000  # without the rows, which are in the buffers
+        buffers_bytes = sum(buffer.raw().nbytes for buffer in buffers)
+        assert buffers_bytes < len(selection) * 2200  # less than three images of 800 bytes
         assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(selection)[3])
 
 
@@ -376,11 +377,11 @@ def test_copied_rows_share_the_table(hf: ModuleType) -> None:
     for copied in (copy.copy(wrapped), copy.deepcopy(wrapped)):
         assert copied.dataset.data.table is wrapped.dataset.data.table
         assert copied[3] == wrapped[3]
-    assert copied.dataset is not wrapped.dataset
+    assert copied.dataset is not wrapped.dataset  # of the deep copy
 
 
 @pytest.mark.parametrize("dtype", READ_BY_PANDAS)
-def test_rows_with_nanoseconds_or_zones_need_datasets(
+def test_rows_with_nanoseconds_or_time_zones_need_datasets(
     hf: ModuleType, logged: Callable[[], list[str]], dtype: str
 ) -> None:
     assert_equal_copy(make_rows(hf, when=(hf.Value(dtype), READ_BY_PANDAS[dtype])), with_pyarrow_alone=False)

@@ -9,7 +9,7 @@ import pytest
 from helpers.processes import is_alive, wait_until
 
 # What a program does before it is killed, and how many processes it has started by then.
-KILLED = {
+PROGRAMS_TO_KILL = {
     "in mid-epoch": (
         """
         for batch, info in jpeg_loader(folder):
@@ -30,7 +30,7 @@ KILLED = {
         """,
         4,
     ),
-    "while a stopped template starts": (
+    "while the template is stopped at its start": (
         """
         original_launch = process._launch
         def launch_and_stop(name, descriptors):
@@ -59,9 +59,9 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("when", KILLED)
+@pytest.mark.parametrize("when", PROGRAMS_TO_KILL)
 def test_all_processes_end_within_a_second_when_the_program_is_killed(start_program, when):
-    code, process_count = KILLED[when]
+    code, process_count = PROGRAMS_TO_KILL[when]
     program = start_program(code)
     program.wait_for_line("here")
     assert len(program.processes()) == process_count
@@ -91,7 +91,7 @@ def test_workers_end_with_a_killed_program_although_its_forked_child_lives_on(st
     assert program.end() == (-signal.SIGKILL, "")
 
 
-def test_workers_flush_files_and_run_exit_handlers_when_the_program_ends_normally(start_program, tmp_path):
+def test_workers_flush_files_run_exit_handlers_and_join_threads_when_the_program_ends_normally(start_program, tmp_path):
     program = start_program("""
         from gpuload.workers import pool
         pool.CLOSE_GRACE_S = 60  # a loaded machine can need more than the second that close() allows
@@ -100,25 +100,25 @@ def test_workers_flush_files_and_run_exit_handlers_when_the_program_ends_normall
                 import atexit
                 if not hasattr(self, "text"):
                     self.text = open(f"{tmp}/{os.getpid()}.log", "w")
-                    self.text.write("not flushed")
+                    self.text.write("buffered")
                     self.bytes = open(f"{tmp}/{os.getpid()}.raw", "wb")
-                    self.bytes.write(b"not flushed")
+                    self.bytes.write(b"buffered")
                 atexit.register(lambda: open(f"{tmp}/{os.getpid()}.ended", "w").close())
-                def note():
+                def finish_late():
                     time.sleep(0.2)
                     open(f"{tmp}/{os.getpid()}.thread", "w").close()
-                threading.Thread(target=note).start()
+                threading.Thread(target=finish_late).start()
                 return index
         iterator = iter(gl.Loader(WritesWithoutClosing(range(8)), batch_size=4, num_workers=2, device="cpu"))
         next(iterator)
     """)
     assert program.end() == (0, "")
-    texts = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
-    assert texts
-    assert set(texts.values()) == {"not flushed"}
-    assert {path.stem: path.read_text() for path in tmp_path.glob("*.raw")} == texts
-    assert {path.stem for path in tmp_path.glob("*.ended")} == texts.keys()
-    assert {path.stem for path in tmp_path.glob("*.thread")} == texts.keys()
+    text_by_pid = {path.stem: path.read_text() for path in tmp_path.glob("*.log")}
+    assert text_by_pid, "no worker has read a sample"
+    assert set(text_by_pid.values()) == {"buffered"}
+    assert {path.stem: path.read_text() for path in tmp_path.glob("*.raw")} == text_by_pid
+    assert {path.stem for path in tmp_path.glob("*.ended")} == text_by_pid.keys()
+    assert {path.stem for path in tmp_path.glob("*.thread")} == text_by_pid.keys()
 
 
 # How a program ends while an iterator is open, its exit code, and the last line of its standard error.
@@ -145,14 +145,14 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_program_that_ends_with_an_open_iterator_prints_only_its_own_error(start_program, how):
-    ending, exit_code, last_line = ENDS[how]
+    ending, expected_code, last_line = ENDS[how]
     program = start_program(f"""
-        iterator = iter(number_loader({"hang_from_8" if "hang" in how else "int"}))
+        iterator = iter(number_loader({"hang_from_8" if "wait_for_the_hang" in ending else "int"}))
         next(iterator)
         {ending}
     """)
-    status, error = program.end()
-    assert status == exit_code
+    exit_code, error = program.end()
+    assert exit_code == expected_code, error
     if last_line:
         assert error.startswith("Traceback")
         assert error.count("Traceback") == 1

@@ -18,7 +18,7 @@ PLANES = torch.from_numpy(ARRAY).permute(2, 0, 1)
 @pytest.mark.parametrize(
     "image",
     [ARRAY, PLANES, Image.fromarray(ARRAY), gl.Image(ARRAY), gl.Encoded(encode(ARRAY, "PNG"))],
-    ids=lambda image: type(image).__name__,
+    ids=["array", "tensor", "pillow", "gl.Image", "gl.Encoded"],
 )
 def test_transform_called_with_any_kind_of_image_returns_a_uint8_tensor(image):
     inverted = T.RandomInvert(1.0)(image)
@@ -40,10 +40,10 @@ def test_apply_returns_what_a_loader_yields_for_its_first_sample():
 
 
 def test_apply_does_not_depend_on_the_rank_in_the_environment(monkeypatch: pytest.MonkeyPatch):
-    expected = gl.transforms.apply([], np.zeros((8, 8, 3), np.uint8))
+    expected = T.apply([], np.zeros((8, 8, 3), np.uint8))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert torch.equal(gl.transforms.apply([], np.zeros((8, 8, 3), np.uint8)), expected)
+    assert torch.equal(T.apply([], np.zeros((8, 8, 3), np.uint8)), expected)
 
 
 def test_apply_moves_masks_and_boxes_with_the_image():

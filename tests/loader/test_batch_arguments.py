@@ -1,4 +1,4 @@
-"""Arguments by batch: each batch has the bits that it has in a loader whose arguments are always those of the batch."""
+"""Arguments by batch: each batch has the bits of the same batch in a loader that gives all batches its arguments."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_all_ranks_give_a_batch_the_same_size_also_where_the_last_batch_wraps(wo
         shapes.append([images.shape[1:] for (images, _), _ in batches])
     assert shapes == [shapes[0]] * world_size
     last_positions = batches[-1][1].positions.tolist()
-    assert (0 in last_positions) == (world_size == 3)
+    assert (0 in last_positions) == (world_size == 3)  # 22 samples divide evenly among 2 ranks
 
 
 @pytest.mark.parametrize("backend", ["torch", "fused"])
@@ -125,10 +125,10 @@ def test_batches_have_the_bits_of_a_loader_with_their_size_on_each_backend(backe
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_resume_at_every_batch_yields_the_remaining_batches(workers):
     expected = load(2, size=T.by_batch(SIZES))
-    for stop in range(7):
+    for stop in range(7):  # an epoch has 6 batches
         with make_loader(size=T.by_batch(SIZES), num_workers=workers) as loader:
             iterator = iter(loader)
-            batches = [next(iterator) for _ in range(min(stop, 6))]
+            batches = [next(iterator) for _ in range(stop)]
             state = loader.state_dict()
         with make_loader(size=T.by_batch(SIZES)) as resumed:
             resumed.load_state_dict(state)
@@ -204,7 +204,7 @@ class SizedBatches:
             yield SizedList(keys, self._sizes[step % len(self._sizes)])
 
 
-def load_sized(rank: int = 0, world_size: int = 1, size: Any = T.bucket_size, **options: Any) -> gl.Loader:
+def make_sized_loader(rank: int = 0, world_size: int = 1, size: Any = T.bucket_size, **options: Any) -> gl.Loader:
     sampler = options.pop("batch_sampler", None) or SizedBatches(rank, world_size)
     defaults = {"num_workers": 0, "device": "cpu", "info": True, "rank": rank, "world_size": world_size}
     return gl.Loader(ENCODED, batch_sampler=sampler, transforms=[T.RandomCrop(size)], **{**defaults, **options})
@@ -215,39 +215,39 @@ def load_sized(rank: int = 0, world_size: int = 1, size: Any = T.bucket_size, **
 def test_bucket_size_is_the_size_that_the_batch_sampler_gives_each_batch(world_size, workers):
     sizes = [(16, 24), (24, 16), (30, 30)]
     for rank in range(world_size):
-        fixed = [list(load_sized(rank, world_size, size)) for size in sizes]
-        with load_sized(rank, world_size, num_workers=workers) as loader:
+        fixed = [list(make_sized_loader(rank, world_size, size)) for size in sizes]
+        with make_sized_loader(rank, world_size, num_workers=workers) as loader:
             batches = list(loader)
         assert alike(batches, [fixed[step % 3][step] for step in range(len(batches))])
         assert len(batches) == len(SizedBatches(rank, world_size))
 
 
 def test_resumed_batch_sampler_gives_the_remaining_batches_their_sizes():
-    expected = list(load_sized())
+    expected = list(make_sized_loader())
     for stop in range(6):
-        with load_sized() as loader:
+        with make_sized_loader() as loader:
             iterator = iter(loader)
             batches = [next(iterator) for _ in range(stop)]
             state = loader.state_dict()
-        with load_sized() as resumed:
+        with make_sized_loader() as resumed:
             resumed.load_state_dict(state)
             assert alike([*batches, *resumed], expected)
 
 
 def test_size_of_a_batch_can_be_a_numpy_pair():
     sampler = SizedBatches(sizes=[np.array([18, 12])])
-    assert {images.shape for (images, _), _ in load_sized(batch_sampler=sampler)} >= {(4, 3, 18, 12)}
+    assert {images.shape for (images, _), _ in make_sized_loader(batch_sampler=sampler)} >= {(4, 3, 18, 12)}
 
 
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: load_sized(batch_sampler=[[1, 2]]), ValueError,
+        (lambda: make_sized_loader(batch_sampler=[[1, 2]]), ValueError,
          "batch 0 of the batch_sampler, a list, has no size_hw, but RandomCrop(size=…) is bucket_size; yield an "
          "instance of a subclass of list with an attribute size_hw"),
-        (lambda: load_sized(batch_sampler=SizedBatches(sizes=[(8, 8), (8, 0)])), ValueError,
+        (lambda: make_sized_loader(batch_sampler=SizedBatches(sizes=[(8, 8), (8, 0)])), ValueError,
          "the size_hw of batch 1 of the batch_sampler, a SizedBatches, must be at least 1, got 0"),
-        (lambda: load_sized(batch_sampler=SizedBatches(sizes=[8]), size=8), TypeError,
+        (lambda: make_sized_loader(batch_sampler=SizedBatches(sizes=[8]), size=8), TypeError,
          "the size_hw of batch 0 of the batch_sampler, a SizedBatches, must be a pair (height, width), got 8"),
         (lambda: make_loader(size=T.bucket_size), ValueError,
          "RandomResizedCrop(size=…) is bucket_size, but the batches of this order have no size; pass "
@@ -267,7 +267,7 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize("size", [T.by_batch(SIZES), T.bucket_size, T.by_epoch({0: 8, 5: T.by_batch(SIZES)})])
-def test_iterable_datasets_are_refused(size):
+def test_sizes_by_batch_of_an_iterable_dataset_are_refused(size):
     message = "RandomResizedCrop(size=…) depends on the batch, which does not apply to an iterable dataset"
     with pytest.raises(ValueError, match=re.escape(message)):
         make_loader(Stream(), size=size, shuffle=False)
@@ -290,7 +290,7 @@ def test_memory_for_the_largest_size_is_checked(monkeypatch):
     )
     for size in (T.by_batch([8, 64, 16]), 64, T.by_epoch({0: T.by_batch([8, 64])})):
         list(make_loader(size=size))
-    assert checked == [4 * 64 * 64 * 6] * 3
+    assert checked == [4 * 64 * 64 * 6] * 3  # 4 images, 6 bytes a pixel: three floats of 16 bits
     list(make_loader(PHOTOS, size=T.bucket_size, shuffle=BUCKETS))
     assert checked[3] == 4 * 20 * 20 * 6
 
@@ -366,7 +366,7 @@ def test_resume_and_replay_of_buckets_give_each_sample_the_shape_of_its_bucket()
                 assert torch.equal(resumed.replay(0, position).sample[0], images[row])
 
 
-def test_sizes_by_batch_can_change_beside_the_sizes_of_buckets():
+def test_arguments_by_batch_can_change_together_with_sizes_of_buckets():
     chain = [T.Resize(T.bucket_size), T.RandomInvert(T.by_batch([0, 1]))]
     options = {"num_workers": 0, "device": "cpu", "info": True, "seed": 3}
     with gl.Loader(PHOTOS, 4, shuffle=BUCKETS, transforms=chain, **options) as loader:
@@ -414,7 +414,7 @@ def test_augment_gives_its_batches_the_sizes_of_a_loader():
             assert torch.equal(images, expected)
 
 
-def test_augment_counts_batches_of_all_sizes_and_resumes_its_count():
+def test_augment_counts_batches_of_any_length_and_resumes_its_count():
     augment = make_augment()
     expected = [augment(BATCH[:count]) for count in (4, 1, 3, 4)]
     for stop in range(4):
@@ -423,7 +423,7 @@ def test_augment_counts_batches_of_all_sizes_and_resumes_its_count():
             saved(BATCH[:count])
         resumed = make_augment()
         resumed.load_state_dict(saved.state_dict())
-        resumed.set_epoch(0)
+        resumed.set_epoch(0)  # the epoch of the state, so the count stays
         assert torch.equal(resumed(BATCH[: (4, 1, 3, 4)[stop]]), expected[stop])
 
 

@@ -71,7 +71,7 @@ def test_stats_before_the_first_batch_are_zero():
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
-def test_stats_count_everything_of_an_epoch(workers: int):
+def test_stats_of_an_epoch_count_all_work(workers: int):
     with make_loader(num_workers=workers, transforms=[T.CenterCrop(32)]) as loader:
         stats = load_all(loader)
         assert (stats.epoch, stats.batches, stats.images) == (0, 6, 24)
@@ -92,9 +92,9 @@ def test_stats_count_everything_of_an_epoch(workers: int):
         assert stats.images_per_s == pytest.approx(stats.images / stats.seconds)
         assert stats.cpu.seconds > 0
         assert (stats.cpu.workers_s > 0) == (workers > 0)
-        main = sum(part.seconds for part in stats.parts if part.where == "main" and part.name != "slot wait")
+        loop_s = sum(part.seconds for part in stats.parts if part.where == "main" and part.name != "slot wait")
         if workers:
-            assert main == pytest.approx(stats.seconds)  # the loop always spends its time in one of these parts
+            assert loop_s == pytest.approx(stats.seconds)  # the loop is always in one part; chunks wait meanwhile
 
 
 @pytest.mark.processes
@@ -116,7 +116,7 @@ def test_stats_since_a_snapshot_are_the_difference():
         assert (loader.stats().epoch, loader.stats().batches, loader.stats(since=snapshot).batches) == (1, 6, 8)
         deadline = time.monotonic() + 60
         while (last := loader.stats()).workers != loader.stats().workers:  # until the worker is idle
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, "the counters of the worker still change after 60 s"
     final = loader.stats()  # after close()
     assert (final.batches, final.seconds) == (6, last.seconds)
     assert (final.workers, final.ring.bytes) == (last.workers, last.ring.bytes)
@@ -139,7 +139,7 @@ def test_stats_keep_the_counts_of_a_dead_worker():
         with pytest.warns(RuntimeWarning, match="sample 9"):
             stats = load_all(loader)
         assert (stats.images, stats.faults.errors) == (23, 1)
-        assert stats.faults.restarts == stats.workers[0].restarts >= 2
+        assert stats.faults.restarts == stats.workers[0].restarts >= 2  # a sample is bad after two crashes
         assert stats.workers[0].samples >= 23
 
 
@@ -197,7 +197,7 @@ def test_stats_can_be_read_while_another_thread_is_in_next():
     loader.close()
 
 
-def test_counters_subtract_to_the_difference():
+def test_counters_minus_earlier_counters_are_the_counts_since_then():
     earlier = Counters(7, Counter(batches=2, next_s=0.5), Counter(Pillow=1), workers=np.array([[5, 3], [0, 0]]))
     later = Counters(
         7,
@@ -221,7 +221,7 @@ def test_stats_can_be_pickled_and_written_as_json():
     assert loaded["images"] == 24
     assert loaded["ring"]["slots"] == stats.ring.slots > 0
     assert loaded["parts"][0]["name"] == "read"
-    assert "totals" not in loaded
+    assert "totals" not in loaded  # an internal field, for `since=`
     copy = pickle.loads(pickle.dumps(stats))
     assert copy == stats
     assert hash(stats.parts) == hash(copy.parts)

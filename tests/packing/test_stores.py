@@ -38,7 +38,7 @@ def write_with_tarfile(samples: list[dict[str, Any]]) -> bytes:
 
 @pytest.mark.parametrize("name", ["0.jpg", "ä" * 50, "n" * 100, "00000012.\udcff.jpg"])
 @pytest.mark.parametrize("nbytes", [0, 511, 130_000, MAX_MEMBER_BYTES])
-def test_tar_header_equals_tarfiles(name: str, nbytes: int) -> None:
+def test_tar_header_has_the_bytes_of_tarfile(name: str, nbytes: int) -> None:
     member = tarfile.TarInfo(name)
     member.size = nbytes
     assert tar_header(name, nbytes) == member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
@@ -51,7 +51,7 @@ def test_tar_header_of_too_long_a_name_or_file_raises(name: str, nbytes: int) ->
 
 
 @pytest.mark.parametrize("samples", [SAMPLES, SAMPLES[:1]])
-def test_tar_shard_equals_tarfiles_and_has_its_index(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
+def test_tar_shard_has_the_bytes_of_tarfile_and_an_index(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
     gl.pack(Samples(*samples), tmp_path / "set", to="tar", workers=0)
     path = tmp_path / "set" / "shard-00000.tar"
     data = write_with_tarfile(samples)

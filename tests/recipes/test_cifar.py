@@ -37,21 +37,21 @@ def gpuload_train(*more, erasing: float = 0.0):
     return [crop, T.RandomHorizontalFlip(), *more, T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD), *end]
 
 
-EVALUATION = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
+TORCHVISION_EVALUATION = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
 GPULOAD_EVALUATION = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
 
 
 @pytest.fixture
 def cifar_images(pictures, backend) -> list[Image.Image]:
-    """Photographs of CIFAR's size."""
+    """Photographs of CIFAR's size, three of each for more draws, but only one where kernels are interpreted."""
     return [image.resize((32, 32)) for image in pictures for _ in range(1 if backend == "fused" else 3)]
 
 
 def test_cifar_evaluation_equals_torchvisions(cifar_images, backend):
-    assert T.from_torchvision(EVALUATION) == GPULOAD_EVALUATION
+    assert T.from_torchvision(TORCHVISION_EVALUATION) == GPULOAD_EVALUATION
     batch, expected = (
         gpuload_batch(cifar_images, GPULOAD_EVALUATION, len(cifar_images), backend=backend),
-        torch_batch(cifar_images, EVALUATION, len(cifar_images)),
+        torch_batch(cifar_images, TORCHVISION_EVALUATION, len(cifar_images)),
     )
     assert levels_apart(batch[0], expected[0], STD).max() < 0.001
     assert shape_of(batch) == shape_of(expected)
@@ -69,7 +69,7 @@ def test_cifar_evaluation_equals_torchvisions(cifar_images, backend):
 def test_cifar_training_equals_torchvisions_for_the_same_draws(cifar_images, backend, original_steps, steps):
     chain = gpuload_train(*steps, erasing=0.5)
     assert T.from_torchvision(torchvision_train(*original_steps, erasing=0.5)) == chain
-    # Nothing is resampled before the policies, so limits are those of the table of parity.
+    # Nothing is resampled before the policies, but their blends may round differently, and later operations amplify it.
     max_mean, max_level = (0.02, 40) if steps else (0.001, 0.001)
     check_replay(chain, cifar_images, max_mean=max_mean, max_level=max_level, std=STD, backend=backend)
     if backend == "torch":

@@ -20,12 +20,12 @@ from gpuload.transforms.program.ops import Reformat, Tidy
 
 vision = peers.torchvision()
 v2, tv_tensors = vision.transforms.v2, vision.tv_tensors
-COLOR = (123, 117, 104)
+FILL = (123, 117, 104)  # ImageNet's mean color, as in torchvision's reference
 
 ORIGINAL = v2.Compose(
     [
         v2.RandomPhotometricDistort(),
-        v2.RandomZoomOut(fill=defaultdict(lambda: COLOR, {tv_tensors.Mask: 0})),
+        v2.RandomZoomOut(fill=defaultdict(lambda: FILL, {tv_tensors.Mask: 0})),
         v2.RandomIoUCrop(),
         v2.RandomHorizontalFlip(0.5),
         v2.ToImage(),
@@ -37,7 +37,7 @@ ORIGINAL = v2.Compose(
 )
 RECIPE = [
     T.RandomPhotometricDistort(),
-    T.RandomZoomOut(fill={gl.Image: COLOR, gl.Mask: 0}),
+    T.RandomZoomOut(fill={gl.Image: FILL, gl.Mask: 0}),
     T.RandomIoUCrop(),
     T.RandomHorizontalFlip(0.5),
     T.ToDtype("float32", scale=True),
@@ -90,12 +90,12 @@ def test_detection_training_equals_torchvisions_for_boxes_with_width_and_height(
 
 def test_detection_training_equals_torchvisions_for_the_same_draws(pictures, backend):
     dropped = check_training(pictures, backend, "XYXY")
-    if backend != "fused":  # the two small images for kernels lose no box
+    if backend != "fused":  # for "fused", `pictures` are two small images, which lose no box
         assert dropped > 0, "no box was dropped, so dropping was not tested"
 
 
 def check_training(images, backend: str, format_name: str) -> int:
-    """Check a batch with torchvision's functions, and return how many boxes both dropped."""
+    """Compare a batch with torchvision's functions for the same draws, and return the number of dropped boxes."""
     batch_images, targets = detection_batch(images, RECIPE, backend, format_name=format_name)
     scenes, chain = Scenes(images, format_name=format_name), T.Chain(RECIPE)
     corners = [

@@ -19,9 +19,9 @@ from gpuload.transforms.interop_albumentations import RULES
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of Albumentations
 
 A = library()
-N = 1500
-# A transform with a wrong range or probability fails; two correct samples of N differ by more in 1 of 10,000 tests.
-MOST_APART = 2.23 * (2 / N) ** 0.5
+SAMPLE_SIZE = 1500
+# The critical value of the Kolmogorov–Smirnov test: two samples of one distribution exceed it in 1 of 10,000 tests.
+MAX_DISTANCE = 2.23 * (2 / SAMPLE_SIZE) ** 0.5
 
 
 @pytest.mark.parametrize(("make", "case"), CONVERTED, ids=[case.name for _, case in CONVERTED])
@@ -81,10 +81,7 @@ def test_from_albumentations_gives_the_transforms_of_the_parity_table(make, case
     ids=lambda value: None if isinstance(value, list) and not value else str(value).split("(")[0][:30],
 )
 def test_from_albumentations_converts_probabilities_choices_and_containers(entry, expected):
-    assert repr(T.from_albumentations(entry)) == repr(expected)  # probabilities differ in the last bit
-
-
-IN_THE_DATASET = "call albumentations in the dataset's __getitem__ and return gpuload.Image(transform(image=array)['im"
+    assert repr(T.from_albumentations(entry)) == repr(expected)  # `repr` rounds probabilities, whose last bits differ
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,8 @@ IN_THE_DATASET = "call albumentations in the dataset's __getitem__ and return gp
         (
             A.RandomFog(),
             ValueError,
-            f"transforms is RandomFog, and RandomFog has no equal in gpuload; {IN_THE_DATASET}",
+            "transforms is RandomFog, and RandomFog has no equal in gpuload; call albumentations in the dataset's "
+            "__getitem__ and return gpuload.Image(transform(image=array)['image'])",
         ),
         (A.Equalize(), ValueError, "Equalize has no equal in gpuload; write RandomEqualize(p), or call albumentations"),
         (
@@ -165,43 +163,43 @@ IN_THE_DATASET = "call albumentations in the dataset's __getitem__ and return gp
     ],
     ids=str,
 )
-def test_from_albumentations_refuses_what_has_no_equal_by_name(entry, error, text):
+def test_from_albumentations_refuses_what_has_no_equal_and_names_it(entry, error, text):
     with pytest.raises(error, match=re.escape(text)):
         T.from_albumentations(entry)
 
 
-def test_subclass_of_a_user_is_refused():
-    class Own(A.HorizontalFlip):
+def test_from_albumentations_refuses_a_users_own_subclass():
+    class UserFlip(A.HorizontalFlip):
         pass
 
-    with pytest.raises(TypeError, match=r"transforms is not a transform of albumentations: got .*Own"):
-        T.from_albumentations(Own())
+    with pytest.raises(TypeError, match=r"transforms is not a transform of albumentations: got .*UserFlip"):
+        T.from_albumentations(UserFlip())
 
 
-def test_from_albumentations_knows_twenty_transforms_and_more():
+def test_from_albumentations_has_rules_for_at_least_twenty_existing_transforms():
     names = set(RULES)
     assert len(names) >= 20
     assert not {name for name in names if not hasattr(A, name)}
 
 
-def test_crop_of_the_center_begins_at_most_one_pixel_later():
+def test_center_crop_begins_at_most_one_pixel_after_albumentations():
     image = np.random.default_rng(0).integers(0, 256, (21, 24, 3), np.uint8)
     for height, width in ((11, 10), (10, 9), (12, 13)):
         theirs = A.CenterCrop(height, width)(image=image)["image"]
         ours = T.apply(T.from_albumentations(A.CenterCrop(height, width)), image).permute(1, 2, 0).numpy()
-        top, left = (side - length for side, length in zip(image.shape, (height, width), strict=False))
-        starts = [(top // 2 + down, left // 2 + right) for down in (0, top % 2) for right in (0, left % 2)]
+        y_margin, x_margin = (side - length for side, length in zip(image.shape, (height, width), strict=False))
+        starts = [(y_margin // 2 + y, x_margin // 2 + x) for y in (0, y_margin % 2) for x in (0, x_margin % 2)]
         assert any(np.array_equal(ours, image[y : y + height, x : x + width]) for y, x in starts)
-        assert np.array_equal(theirs, image[top // 2 : top // 2 + height, left // 2 : left // 2 + width])
+        assert np.array_equal(theirs, image[y_margin // 2 :, x_margin // 2 :][:height, :width])
 
 
-def test_scaled_side_is_at_most_one_pixel_shorter():
+def test_smallest_max_size_gives_sides_at_most_one_pixel_shorter_than_albumentations():
     for height, width in ((241, 256), (375, 500), (427, 640), (480, 641)):
         entry = A.SmallestMaxSize(224)
         theirs = entry(image=np.zeros((height, width, 3), np.uint8))["image"].shape[:2]
         [ours] = T.from_albumentations(entry)
-        shorter = np.subtract(theirs, ours.output_size((height, width)))
-        assert set(shorter.tolist()) <= {0, 1}
+        shortfalls = np.subtract(theirs, ours.output_size((height, width)))
+        assert set(shortfalls.tolist()) <= {0, 1}
 
 
 def picture() -> np.ndarray:
@@ -220,17 +218,17 @@ def features(images: np.ndarray) -> np.ndarray:
 
 
 def distance(first: np.ndarray, second: np.ndarray, slack: float) -> float:
-    """Return how far apart two distributions are (Lévy's metric with a fixed slack): the largest difference of the
-    shares of numbers up to a limit, if the limits of one sample may be higher by `slack`."""
-    limits = np.concatenate([first, second, first - slack, second - slack])
-    shares = [
-        np.searchsorted(np.sort(sample), limits + shift, "right") / len(sample)
+    """Return the largest F(x) − G(x + slack) or G(x) − F(x + slack), where F and G are the samples' distribution
+    functions: the Kolmogorov–Smirnov distance, except that numbers may differ by `slack`, as in Lévy's metric."""
+    x = np.concatenate([first, second, first - slack, second - slack])
+    f, g_shifted, g, f_shifted = (
+        np.searchsorted(np.sort(sample), x + shift, "right") / len(sample)
         for sample, shift in ((first, 0), (second, slack), (second, 0), (first, slack))
-    ]
-    return float(max((shares[0] - shares[1]).max(), (shares[2] - shares[3]).max()))
+    )
+    return float(max((f - g_shifted).max(), (g - f_shifted).max()))
 
 
-# Albumentations' transforms with random parameters, and the difference of the features that differing pixels make.
+# Random transforms of Albumentations, and by how much a feature may differ (`slack`) because gpuload's pixels differ.
 RANDOM: list[tuple[Any, float]] = [
     (A.HorizontalFlip(p=0.3), 0.1),
     (A.VerticalFlip(p=0.6), 0.1),
@@ -267,16 +265,15 @@ def test_results_are_distributed_as_in_albumentations(entry, slack):
     image = picture()
     if hasattr(entry, "set_random_seed"):
         entry.set_random_seed(7)
-    theirs = [entry(image=image)["image"] for _ in range(N)]
+    theirs = [entry(image=image)["image"] for _ in range(SAMPLE_SIZE)]
     chain = T.from_albumentations(entry)
-    images = [torch.from_numpy(image.transpose(2, 0, 1).copy())] * N
+    images = [torch.from_numpy(image.transpose(2, 0, 1).copy())] * SAMPLE_SIZE
     ours = [result.permute(1, 2, 0).numpy() for result in gl.Augment(chain, device="cpu", seed=5)(images)]
     assert sorted({result.shape for result in ours}) == sorted({result.shape for result in theirs})
-    by_size = zip(*(_stacked(results) for results in (ours, theirs)), strict=True)
-    for our_images, their_images in by_size:
-        scale = (N / min(len(our_images), len(their_images))) ** 0.5
+    for our_images, their_images in zip(_stacked(ours), _stacked(theirs), strict=True):
+        scale = (SAMPLE_SIZE / min(len(our_images), len(their_images))) ** 0.5
         for first, second in zip(features(our_images).T, features(their_images).T, strict=True):
-            assert distance(first, second, slack) < MOST_APART * scale
+            assert distance(first, second, slack) < MAX_DISTANCE * scale
 
 
 def _stacked(results: list[np.ndarray]) -> list[np.ndarray]:
@@ -285,9 +282,9 @@ def _stacked(results: list[np.ndarray]) -> list[np.ndarray]:
     return [np.stack([result for result in results if result.shape == size]) for size in sizes]
 
 
-def test_distance_of_other_ranges_and_probabilities_is_too_large():
+def test_distance_exceeds_its_limit_for_a_wrong_range_or_probability():
     rng = np.random.default_rng(0)
-    first, second = rng.uniform(50, 150, (2, N))
-    assert distance(first, second, 0.5) < MOST_APART < distance(first, rng.uniform(50, 170, N), 0.5)
-    coins = (rng.uniform(size=(2, N)) < [[0.5], [0.6]]).astype(float) * 30
-    assert distance(*coins, 0.5) > MOST_APART > distance(coins[0], coins[0] + 0.4, 0.5)
+    first, second = rng.uniform(50, 150, (2, SAMPLE_SIZE))
+    assert distance(first, second, 0.5) < MAX_DISTANCE < distance(first, rng.uniform(50, 170, SAMPLE_SIZE), 0.5)
+    coins = (rng.uniform(size=(2, SAMPLE_SIZE)) < [[0.5], [0.6]]).astype(float) * 30
+    assert distance(*coins, 0.5) > MAX_DISTANCE > distance(coins[0], coins[0] + 0.4, 0.5)

@@ -11,7 +11,7 @@ import pytest
 from gpuload.datasets.stores.opening import OpenFile, open_file, open_stream
 
 
-def test_read_at_returns_all_bytes_up_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_at_returns_the_entire_range_despite_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(range(100)))
     file = open_file(str(path))
@@ -27,19 +27,19 @@ def is_mapped(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
-def test_read_at_of_a_truncated_mapped_file_does_not_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_at_uses_the_mapping_until_the_file_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(data := bytes(range(256)) * 64)  # 16,384 bytes
     pread = os.pread
     assert OpenFile(str(path)).read_at(300, 9000) == data[300:9300]
     assert not is_mapped(path)
-    monkeypatch.setattr(os, "pread", None)
+    monkeypatch.setattr(os, "pread", None)  # so only the mapping can be read
     file = OpenFile(str(path), use_mmap=True)
     assert is_mapped(path)
     spans = ((300, 9000), (16380, 50), (16384, 9))
     assert [file.read_at(*span) for span in spans] == [data[300:9300], data[16380:], b""]
     monkeypatch.setattr(os, "pread", pread)
-    os.truncate(path, 4000)
+    os.truncate(path, 4000)  # reading the mapping at 8192 would raise SIGBUS
     assert [file.read_at(*span) for span in ((3990, 50), (8192, 50))] == [data[3990:4000], b""]
     del file
     assert not is_mapped(path)
@@ -72,4 +72,4 @@ def test_open_stream_opens_a_file_or_standard_input(tmp_path: Path) -> None:
         assert file.read() == b"abc"
     with open_stream("-") as file:
         assert file.fileno() == 0
-    os.fstat(0)
+    os.fstat(0)  # raises OSError if standard input was closed

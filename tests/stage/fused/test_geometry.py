@@ -60,7 +60,7 @@ def sample_tiles(
     ys = y + step_y * tl.minimum(rows, height - 1)
     xs = x + step_x * source_columns
     if BY_ROWS:
-        source_ptr += tl.load(ints_ptr + 1)
+        source_ptr += tl.load(ints_ptr + 1)  # jobs.BASE; the 1 in the next line is the channel step
         red, green, blue = sample_row_by_row(source_ptr, ints_ptr, floats_ptr, 1, ys, xs, CHANNELS, GEOMETRY, FILTERS)
     else:
         red, green, blue = sample_pixels(
@@ -141,7 +141,7 @@ def run_job(
         job_floats[field] = number
     size, programs = place_tables(job_ints[None], kind, tile[0])
     device_ints, device_floats = torch.from_numpy(job_ints).to(DEVICE), torch.from_numpy(job_floats).to(DEVICE)
-    weights, filters = device_ints, 0
+    weights, filters = device_ints, 0  # weights are read only if the job has tables of weights
     if kind in (jobs.RESIZE, jobs.WARP):
         # The job's filters as bits: fixed point counts as nearest, and filters beyond bicubic count as bicubic.
         code = int(job_ints[jobs.FILTER])
@@ -162,7 +162,7 @@ def run_job(
         CHANNELS=channels,
         ROWS=tile[0],
         COLUMNS=tile[1],
-        GEOMETRY=jobs.COPY if kind == jobs.TABLE else kind,
+        GEOMETRY=jobs.COPY if kind == jobs.TABLE else kind,  # one kernel for both
         FILTERS=filters,
         BY_ROWS=by_rows,
         enable_fp_fusion=False,
@@ -301,9 +301,9 @@ WARP_CASES.remove(("scaling", "nearest"))  # its pixels come from a table (jobs.
 @pytest.mark.parametrize(("name", "interpolation"), WARP_CASES)
 def test_warp_job_gives_the_levels_of_the_reference(name, interpolation):
     coefficients, channels, is_mirrored, is_fixed_point = MAPS[name]
-    image, rows, fill = random_image(8, 26, 31, channels), np.array([coefficients]), (12, 200, 77)[:channels]
-    expected = warp_batch(to_nchw(image), rows, (24, 32), interpolation, fill)[0, :, 3:, 2:].numpy()
-    _, fixed = nearest_methods(rows, np.array([[24, 32]]))
+    image, maps, fill = random_image(8, 26, 31, channels), np.array([coefficients]), (12, 200, 77)[:channels]
+    expected = warp_batch(to_nchw(image), maps, (24, 32), interpolation, fill)[0, :, 3:, 2:].numpy()
+    _, fixed = nearest_methods(maps, np.array([[24, 32]]))
     assert fixed.item() == is_fixed_point
     code = jobs.FIXED_POINT if is_fixed_point and interpolation == "nearest" else FILTERS.index(interpolation)
     arguments = {jobs.FILTER: code}, fill_floats(fill) | dict(enumerate(coefficients))

@@ -13,7 +13,7 @@ from gpuload.transforms.program.ops import FILTERS
 from gpuload.transforms.program.windows import filter_weights, source_windows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ROWS = 8
+ROWS = 8  # of a tile
 
 
 def pack_jobs(job_list: list[dict[int, int]]) -> np.ndarray:
@@ -33,20 +33,20 @@ def make_weights(job_list: list[dict[int, int]], sigmas: list[tuple[float, float
         floats[:, [jobs.SIGMA_Y, jobs.SIGMA_X]] = sigmas
     size, programs = place_tables(ints, kind, ROWS)
     filters = 0 if kind == jobs.BLUR else 1 << jobs.BILINEAR | 1 << jobs.BICUBIC
-    records_on_device = torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE)
-    tables = make_weight_tables(*records_on_device, len(job_list), size, programs, kind, filters, ROWS)
+    jobs_on_device = torch.from_numpy(ints).to(DEVICE), torch.from_numpy(floats).to(DEVICE)
+    tables = make_weight_tables(*jobs_on_device, len(job_list), size, programs, kind, filters, ROWS)
     tables = tables.cpu().numpy()
     assert len(tables) == size > 0
-    return [(dense_columns(tables, record), dense_rows(tables, record)) for record in ints]
+    return [(dense_columns(tables, job_ints), dense_rows(tables, job_ints)) for job_ints in ints]
 
 
-def dense_columns(tables: np.ndarray, record: np.ndarray) -> np.ndarray:
-    count, width, taps = record[jobs.OUT_WIDTH], record[jobs.WIDTH], record[jobs.TAPS]
-    start = record[jobs.WEIGHTS_X]
+def dense_columns(tables: np.ndarray, job_ints: np.ndarray) -> np.ndarray:
+    count, width, taps = job_ints[jobs.OUT_WIDTH], job_ints[jobs.WIDTH], job_ints[jobs.TAPS]
+    start = job_ints[jobs.WEIGHTS_X]
     first_pixels = tables[start : start + count]
     assert (first_pixels >= 0).all()
     assert (first_pixels + min(taps, width) <= width).all()
-    weights = tables[start + count : start + count * (1 + taps)].reshape(taps // 2, count, 2)
+    weights = tables[start + count : start + count * (1 + taps)].reshape(taps // 2, count, 2)  # pairs, see place_tables
     dense = np.zeros((count, width + taps), np.int32)
     for tap in range(taps):
         dense[np.arange(count), first_pixels + tap] = weights[tap // 2, :, tap % 2]
@@ -54,15 +54,15 @@ def dense_columns(tables: np.ndarray, record: np.ndarray) -> np.ndarray:
     return dense[:, :width]
 
 
-def dense_rows(tables: np.ndarray, record: np.ndarray) -> np.ndarray:
-    count, height, lines = record[jobs.OUT_HEIGHT], record[jobs.HEIGHT], record[jobs.LINES]
+def dense_rows(tables: np.ndarray, job_ints: np.ndarray) -> np.ndarray:
+    count, height, lines = job_ints[jobs.OUT_HEIGHT], job_ints[jobs.HEIGHT], job_ints[jobs.LINES]
     dense = np.zeros((count, height + lines), np.int32)
     for tile in range(-(-count // ROWS)):
-        start = record[jobs.WEIGHTS_Y] + tile * (1 + lines) * ROWS
+        start = job_ints[jobs.WEIGHTS_Y] + tile * (1 + lines) * ROWS
         assert start % ROWS == 0
         top, tap_count = tables[start : start + 2]
         assert 0 <= top < height
-        assert tap_count % 4 == 0
+        assert tap_count % jobs.LINES_AT_ONCE == 0
         assert tap_count <= lines
         tile_rows = np.arange(tile * ROWS, min((tile + 1) * ROWS, count))
         weights = tables[start + ROWS : start + ROWS * (1 + tap_count)].reshape(tap_count, ROWS)
@@ -72,10 +72,10 @@ def dense_rows(tables: np.ndarray, record: np.ndarray) -> np.ndarray:
 
 
 def resize_job(
-    box_hw: tuple[int, int], size_hw: tuple[int, int], window_tlhw: tuple[int, int, int, int], name: str
+    box_hw: tuple[int, int], size_hw: tuple[int, int], window_tlhw: tuple[int, int, int, int], interpolation: str
 ) -> dict[int, int]:
     """Make a job whose source is the part of the box that the window needs."""
-    code = FILTERS.index(name)
+    code = FILTERS.index(interpolation)
     arrays = (np.array([value]) for value in (window_tlhw, size_hw, box_hw, code))
     [[top, left, height, width]] = source_windows(*arrays).tolist()
     job = {jobs.KIND: jobs.RESIZE, jobs.FILTER: code, jobs.STEP_Y: 1, jobs.STEP_X: 1}
@@ -89,10 +89,10 @@ VERTICAL = (jobs.BOX_H, jobs.SIZE_H, jobs.CORNER_Y, jobs.HEIGHT, jobs.Y, jobs.OU
 HORIZONTAL = (jobs.BOX_W, jobs.SIZE_W, jobs.CORNER_X, jobs.WIDTH, jobs.X, jobs.OUT_WIDTH)
 
 
-def reference_weights(job: dict[int, int], fields: tuple[int, ...], name: str) -> np.ndarray:
+def reference_weights(job: dict[int, int], fields: tuple[int, ...], interpolation: str) -> np.ndarray:
     """Return the reference's weights along an axis, (positions, pixels of the source)."""
     box, size, corner, length, start, count = (int(job[field]) for field in fields)
-    first_pixels, weights = filter_weights(np.array([box]), np.array([size]), np.array([start]), count, name)
+    first_pixels, weights = filter_weights(np.array([box]), np.array([size]), np.array([start]), count, interpolation)
     dense = np.zeros((count, box + weights.shape[2]), np.int32)
     for tap in range(weights.shape[2]):
         dense[np.arange(count), first_pixels[0] + tap] += weights[0, :, tap]
@@ -101,23 +101,23 @@ def reference_weights(job: dict[int, int], fields: tuple[int, ...], name: str) -
     return inside
 
 
-@pytest.mark.parametrize("name", ["bilinear", "bicubic"])
-def test_resize_weights_are_bit_identical_to_the_reference(name):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_resize_weights_are_bit_identical_to_the_reference(interpolation):
     rng = np.random.default_rng(7)
     job_list = []
     for number in range(20):
         max_box = 300 if number % 8 == 0 else 40  # some filters span many pixels
         box, size = (tuple(rng.integers(1, high, 2).tolist()) for high in (max_box, 40))
         if number % 5 == 0:
-            size = box[0] % 40 + 1, size[1]
+            size = box[0] % 40 + 1, size[1]  # a pixel more than the box, unless the box is large
         if number % 7 == 0:
             box = size[0], box[1]  # one axis is copied
         start = [int(rng.integers(0, length)) for length in size]
         count = [int(rng.integers(1, length - first + 1)) for length, first in zip(size, start, strict=True)]
-        job_list.append(resize_job(box, size, (*start, *count), name))
+        job_list.append(resize_job(box, size, (*start, *count), interpolation))
     for job, (columns, rows) in zip(job_list, make_weights(job_list), strict=True):
-        np.testing.assert_array_equal(rows, reference_weights(job, VERTICAL, name))
-        np.testing.assert_array_equal(columns, reference_weights(job, HORIZONTAL, name))
+        np.testing.assert_array_equal(rows, reference_weights(job, VERTICAL, interpolation))
+        np.testing.assert_array_equal(columns, reference_weights(job, HORIZONTAL, interpolation))
 
 
 def test_resize_weights_of_a_mirrored_result_are_reversed():

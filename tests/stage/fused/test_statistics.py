@@ -37,7 +37,7 @@ def make_tables(images: list[np.ndarray], names: list[str], factors: list[float]
     for image, name in zip(images, names, strict=True):
         parts += [np.full(gap, 77, np.uint8), image.ravel()]
         height, width, channels = image.shape
-        jobs.append((offset + gap, height, width, code(name), width * channels, channels, 1, 0))
+        jobs.append((offset + gap, height, width, code(name), width * channels, channels, 1, 0))  # fields of COUNTED
         offset += gap + image.size
     pixels = torch.from_numpy(np.concatenate(parts)).to(DEVICE)
     jobs_on_device, factors_on_device = (torch.from_numpy(np.array(numbers)).to(DEVICE) for numbers in (jobs, factors))
@@ -72,7 +72,7 @@ def test_level_tables_give_the_levels_of_the_reference(name, channels):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_level_tables_equal_the_references_for_absent_levels_too(channels):
+def test_equalize_and_autocontrast_tables_equal_the_references_at_all_256_levels(channels):
     for image in varied_images(channels):
         planes = torch.from_numpy(image.reshape(-1, channels).T.copy())
         counts = torch.stack([torch.bincount(plane.long(), minlength=256) for plane in planes])
@@ -83,7 +83,7 @@ def test_level_tables_equal_the_references_for_absent_levels_too(channels):
             np.testing.assert_array_equal(table, np.broadcast_to(rows, (3, 256)))
 
 
-def test_autocontrast_tables_equal_the_references_for_all_ranges():
+def test_autocontrast_tables_equal_the_references_for_many_ranges():
     """Each channel of an image of two pixels has one range."""
     lowest_and_highest = np.array(
         [(lowest, highest) for lowest in range(0, 256, 7) for highest in range(lowest, 256, 5)]
@@ -108,7 +108,7 @@ def test_level_tables_of_several_operations_and_sizes_equal_the_references():
         np.testing.assert_array_equal(apply_table(image, table), reference_levels(image, name, factor))
 
 
-def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypatch):
+def test_images_are_counted_in_several_launches_if_one_has_too_many_programs(monkeypatch):
     """All images of a launch have as many pieces as the largest image."""
     images = [*varied_images(3), np.random.default_rng(0).integers(0, 256, (150, 160, 3), np.uint8)]
     names, factors = ["equalize"] * len(images), [0.0] * len(images)
@@ -121,25 +121,25 @@ def test_level_tables_are_split_into_launches_of_at_most_most_programs(monkeypat
 
     count = statistics._count
     monkeypatch.setattr(statistics, "_count", RecordedKernel())
-    monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)
+    monkeypatch.setattr("gpuload.transforms.program.fusing.plan.MOST_PROGRAMS", 12)  # 4 images of 3 pieces
     np.testing.assert_array_equal(make_tables(images, names, factors), expected_tables)
-    assert grids == [(4, 3), (4, 3), (2, 3)]
+    assert grids == [(4, 3), (4, 3), (2, 3)]  # (images, pieces)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_level_tables_of_mirrored_and_turned_planes_equal_the_tables_of_interleaved_images(channels):
+def test_level_tables_of_mirrored_and_transposed_planes_equal_the_tables_of_interleaved_images(channels):
     images, name = varied_images(channels), "equalize"
     expected_tables = make_tables(images, [name] * len(images), [0.0] * len(images))
-    batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)
-    jobs, row, column = [], batch.stride(1), batch.stride(3)
+    batch = torch.full((3, 100, 4 * len(images), 90), 77, dtype=torch.uint8)  # C × H × N × W
+    jobs, row_step, column_step = [], batch.stride(1), batch.stride(3)
     for number, image in enumerate(images):
         height, width = image.shape[:2]
         batch[:channels, :height, number, :width] = torch.from_numpy(image.transpose(2, 0, 1).copy())
-        offset, (h, w), steps = number * batch.stride(2), (height, width), (row, column)
-        if number % 3 == 1:
-            offset, steps = offset + (height - 1) * row + (width - 1) * column, (-row, -column)
-        elif number % 3 == 2:
-            (h, w), steps = (width, height), (column, row)
+        offset, (h, w), steps = number * batch.stride(2), (height, width), (row_step, column_step)
+        if number % 3 == 1:  # mirrored along both axes
+            offset, steps = offset + (height - 1) * row_step + (width - 1) * column_step, (-row_step, -column_step)
+        elif number % 3 == 2:  # transposed
+            (h, w), steps = (width, height), (column_step, row_step)
         jobs.append((offset, h, w, code(name), *steps, batch.stride(0), 0))
     jobs_on_device, factors = torch.from_numpy(np.array(jobs)).to(DEVICE), torch.zeros(len(jobs), dtype=torch.float64)
     max_pixels = max(image.shape[0] * image.shape[1] for image in images)
