@@ -44,8 +44,7 @@ TESTS = Path(__file__).parent
 SHARED = Path(os.environ.get("GPULOAD_SHARED", TESTS.parent.parent / "shared"))
 
 
-# Markers of all tests in a folder.
-FOLDERS = {
+MARKERS_BY_FOLDER = {
     "tests/faults/": "processes",
     "tests/frameworks/": "processes",
     "tests/recipes/": "slow",
@@ -120,7 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if re.search(r"(?<!re)fused", item.nodeid):  # not "refused"
             item.add_marker("interpreter")
-        for folder, marker in FOLDERS.items():
+        for folder, marker in MARKERS_BY_FOLDER.items():
             if item.nodeid.startswith(folder):
                 item.add_marker(marker)
         needed = {name for marker in item.iter_markers("needs") for name in marker.args} | needed_by(item.nodeid)
@@ -182,13 +181,13 @@ def pytest_collection_finish() -> None:
             del os.environ[name]
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if path and Path(path).is_relative_to(TESTS) and not any(map(_is_torchvisions, vars(module).values())):
+        if path and Path(path).is_relative_to(TESTS) and not any(map(_is_torchvision_module, vars(module).values())):
             cloudpickle.register_pickle_by_value(module)
     gc.collect()
     gc.freeze()
 
 
-def _is_torchvisions(value: object) -> bool:
+def _is_torchvision_module(value: object) -> bool:
     return isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "torchvision"
 
 

@@ -115,7 +115,7 @@ MADE_BY_GPULOAD = {
 CHECKED_ELSEWHERE = {
     "Loader.rank", "Loader.world_size", "Loader.pad_to", "Augment.pad_to", "RandomErasing.value",
     "from_timm.color_jitter", "RandomErasing.max_count", "pad.value", "pad_collate.value", "Loader.repeats",
-    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif", "Buckets.sizes", "Buckets.shapes",
+    "Loader.on_error", "pack.short_side", "pack.cuttable", "pack.exif",
 }  # fmt: skip
 ACCEPT_NONE = {"antialias", "apply.seed"}
 NUMBERS = {"int": "an integer", "float": "a number", "bool": "True or False"}
@@ -351,7 +351,7 @@ def test_public_arguments_accept_numpy_and_torch_scalars_and_refuse_wrong_types(
         with pytest.raises(ValueError, match=wording):
             call(owner, files, **{name: "nothing like this"})
     for value in invalid:
-        with pytest.raises(TypeError, match=wording + r".*"):
+        with pytest.raises(TypeError, match=wording):
             call(owner, files, **{name: value})
 
 

@@ -22,16 +22,15 @@ from gpuload.errors import ErrorRecord, SampleError, one_line, visible
 
 CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
 ESCAPED = r"\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r"
-FILE_NAME = CONTROL.replace("/", "")
 IMAGE = jpeg_bytes(smooth_image(24, 24, 1))
 TARGETS = {f"{CONTROL}.i".encode(): IMAGE, f"{CONTROL}.t".encode(): CONTROL.encode()}
 
 
 def parquet(folder: Path) -> Path:
     import pyarrow as arrow
-    from pyarrow import parquet as module
+    from pyarrow import parquet as pq
 
-    module.write_table(arrow.table({CONTROL: [1], "image": [{CONTROL: b"1"}]}), folder / "a.parquet")
+    pq.write_table(arrow.table({CONTROL: [1], "image": [{CONTROL: b"1"}]}), folder / "a.parquet")
     return folder / "a.parquet"
 
 
@@ -59,7 +58,7 @@ def coco(folder: Path) -> Any:
 
 
 def shards(folder: Path, *names: str, **options: Any) -> Any:
-    return gl.TarShards(archive(folder / f"{FILE_NAME}.tar", [(name, b"\xff") for name in names]), **options)
+    return gl.TarShards(archive(folder / f"{CONTROL}.tar", [(name, b"\xff") for name in names]), **options)
 
 
 def csv(folder: Path, text: str) -> Any:
@@ -69,12 +68,12 @@ def csv(folder: Path, text: str) -> Any:
 
 
 def classes(folder: Path) -> Any:
-    (folder / FILE_NAME).mkdir()
+    (folder / CONTROL).mkdir()
     return gl.ImageFolder(folder)
 
 
 def existing_files(folder: Path) -> Any:
-    (folder / FILE_NAME).write_bytes(IMAGE)
+    (folder / CONTROL).write_bytes(IMAGE)
     (folder / "1.jpg").write_bytes(IMAGE)
     return gl.pack(gl.ImageFiles(folder), folder, to="tar")
 
@@ -109,7 +108,7 @@ def test_errors_of_datasets_contain_no_control_characters(tmp_path: Path, case: 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_errors_of_samples_contain_no_control_characters(tmp_path: Path, workers: int) -> None:
-    path = tmp_path / f"{FILE_NAME}.jpg"
+    path = tmp_path / f"{CONTROL}.jpg"
     path.write_bytes(b"nothing")
 
     class Failing:
@@ -146,20 +145,20 @@ def test_error_record_stores_source_and_index_unchanged() -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "pack", "verify", "index", "bench"])
 def test_output_of_commands_contains_no_control_characters(tmp_path: Path, command: str) -> None:
-    data = tmp_path / FILE_NAME
+    data = tmp_path / CONTROL
     for number in range(2):
-        path = data / f"{FILE_NAME}{number}" / f"{FILE_NAME}.jpg"
+        path = data / f"{CONTROL}{number}" / f"{CONTROL}.jpg"
         path.parent.mkdir(parents=True)
         path.write_bytes(IMAGE if number else b"nothing")
-    packed = tmp_path / f"{FILE_NAME}.set"
+    packed = tmp_path / f"{CONTROL}.set"
     gl.pack(gl.ImageFolder(data), packed, to="tar", workers=0, skip_bad=True)
-    (packed / f"{FILE_NAME}.tar").write_bytes(b"")
+    (packed / f"{CONTROL}.tar").write_bytes(b"")
     arguments: dict[str, list[Any]] = {
         "inspect": [data, "--html", "", "--workers", "0"],
-        "pack": [data, tmp_path / f"{FILE_NAME}.other", "--to", "tar", "--workers", "0"],
+        "pack": [data, tmp_path / f"{CONTROL}.other", "--to", "tar", "--workers", "0"],
         "verify": [packed],
-        "index": [packed / f"{FILE_NAME}.tar"],
-        "bench": [packed / f"{FILE_NAME}.tar"],
+        "index": [packed / f"{CONTROL}.tar"],
+        "bench": [packed / f"{CONTROL}.tar"],
     }
     result = CliRunner().invoke(app, [command, *map(str, arguments[command])])
     assert result.exit_code in (1, 3), result.output

@@ -222,7 +222,7 @@ def test_shared_memory_is_anonymous():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
                 assert not any(name in node.value for name in NAMED_MEMORY), f"{path}:{node.lineno}"
         names = {name for _, name in Calls(tree).mentions} | set(Calls(tree).names.values())
-        assert not any(foreign in name for foreign in NAMED_MEMORY for name in names), path
+        assert not any(memory in name for memory in NAMED_MEMORY for name in names), path
 
 
 # -- headers come before memory ---------------------------------------------------------------------------------------

@@ -129,10 +129,10 @@ def test_modules_that_import_packages_beyond_those_of_make_test_are_listed_in_ne
     assert unlisted == {}, "add these files to NEEDED in tests/conftest.py, or import the packages within tests"
 
 
-@pytest.mark.parametrize(("sizes", "strength", "rows"), [([5, 6, 2], 2, 30), ([3, 3, 3, 3], 2, 15), ([7, 2], 1, 7)])
-def test_covering_contains_each_combination_of_values_of_any_two_axes(sizes, strength, rows):
+@pytest.mark.parametrize(("sizes", "strength", "max_rows"), [([5, 6, 2], 2, 30), ([3, 3, 3, 3], 2, 15), ([7, 2], 1, 7)])
+def test_covering_contains_each_combination_of_values_in_few_rows(sizes, strength, max_rows):
     array = covering(sizes, strength)
-    assert len(array) <= rows
+    assert len(array) <= max_rows
     for axes in combinations(range(len(sizes)), strength):
         combined = {tuple(row[axis] for axis in axes) for row in array}
         assert combined == set(product(*(range(sizes[axis]) for axis in axes)))

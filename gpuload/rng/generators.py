@@ -102,7 +102,7 @@ class Seeding:
 
     Args:
         seed: the loader's seed.
-        learns: whether to skip generators that the dataset does not use.
+        is_learning: whether to skip generators that the dataset does not use.
     """
 
     def __init__(self, seed: int, *, is_learning: bool = True) -> None:

@@ -61,7 +61,7 @@ def test_batch_of_arrays_is_a_view_of_the_ring():
     with make_loader() as loader:
         batches = iter(loader)
         next(batches)
-        rows, _ = next(batches)  # since the first batch, the content of samples is known
+        rows, _ = next(batches)  # not the first batch, which shows that samples are arrays
         memory = loader._session.ring.bytes
         ring_start = memory.__array_interface__["data"][0]
         assert ring_start <= rows.data_ptr() < ring_start + len(memory)
@@ -114,7 +114,7 @@ def test_batch_larger_than_the_ring_is_copied_without_an_intermediate_copy(monke
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float32, torch.bfloat16])
-def test_arrays_stay_in_order_after_faults(on_error, dtype):
+def test_arrays_stay_with_their_indices_after_faults(on_error, dtype):
     def row(index: int) -> torch.Tensor:
         if index in (0, 5, 6):
             raise ValueError("bad")
@@ -226,7 +226,7 @@ def test_batches_of_images_beyond_the_lent_share_can_all_be_kept():
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_images_stay_in_order_after_faults(on_error):
+def test_images_stay_with_their_indices_after_faults(on_error):
     faults = gl.Faults(on_error=on_error, max_error_rate=1)
     with make_image_loader(bad=(0, 20, 21, 40), faults=faults) as loader, pytest.warns(RuntimeWarning, match="bad"):
         batches = list(loader)

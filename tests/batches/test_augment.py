@@ -64,7 +64,7 @@ def test_augment_with_a_seed_and_an_epoch_equals_a_loader_bit_for_bit(backend, t
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("layout", ["channels_last", "sliced", "flipped", "list"])
+@pytest.mark.parametrize("layout", ["channels_last", "sliced", "every second", "list"])
 def test_augment_accepts_images_in_any_memory_layout(backend, layout):
     images = image_batch()
     canvas = torch.zeros(6, 3, 50, 70, dtype=torch.uint8)
@@ -72,7 +72,7 @@ def test_augment_accepts_images_in_any_memory_layout(backend, layout):
     images_by_layout = {
         "channels_last": images.to(memory_format=torch.channels_last),
         "sliced": canvas[:, :, 3:43, 5:61],
-        "flipped": torch.stack(list(images)[::-1]).flip(0),
+        "every second": images.repeat_interleave(2, dim=3)[..., ::2],
         "list": [image.clone() for image in images],
     }
     augment = gl.Augment(CLASSIC, backend=backend)
@@ -295,9 +295,8 @@ def test_augment_with_positions_does_not_depend_on_the_batch():
     augment = gl.Augment(CLASSIC)
     expected = augment(images, positions=np.arange(10, 16), epoch=2)
     assert_equal_batches(augment(images[3:], positions=torch.arange(13, 16), epoch=2), expected[3:])
-    assert_equal_batches(
-        augment(images), augment(images, positions=range(6))
-    )  # given positions do not advance the count
+    # Given positions do not advance the count.
+    assert_equal_batches(augment(images), augment(images, positions=range(6)))
 
 
 def test_resumed_augment_continues_with_the_same_draws():
@@ -315,7 +314,7 @@ def test_resumed_augment_continues_with_the_same_draws():
 
 
 @pytest.mark.parametrize("backend", ["torch", "kornia"])
-def test_resumed_augment_with_another_backend_warns_at_its_first_batch(backend):
+def test_resumed_augment_warns_at_its_first_batch_if_the_backend_differs(backend):
     images, saved = image_batch(), gl.Augment(CLASSIC, backend="torch")
     saved(images)
     resumed = gl.Augment(CLASSIC, backend=backend)
@@ -340,7 +339,7 @@ def test_state_of_an_augment_without_a_backend_loads_silently(entries):
     augment(image_batch())
 
 
-def test_set_epoch_of_a_resumed_augment_keeps_the_position_once():
+def test_second_or_different_set_epoch_of_a_resumed_augment_restarts_at_position_0():
     images, saved = image_batch(), gl.Augment(CLASSIC)
     saved.set_epoch(2)
     first_batch = saved(images)
@@ -547,7 +546,7 @@ def test_augment_with_wrong_positions_raises(positions):
 
 
 def test_augment_within_a_worker_of_a_dataloader_needs_positions(monkeypatch):
-    monkeypatch.setattr(torch.utils.data, "get_worker_info", object)
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", object)  # not None, as in a worker
     images, augment = image_batch(), gl.Augment(CLASSIC)
     message = (
         "Augment counts positions in its own process, so it would draw the same values in each worker of a DataLoader; "

@@ -182,7 +182,7 @@ def test_loader_with_unusable_labels_raises(samples, text, workers):
 
 
 @pytest.mark.parametrize("label", [3, np.int64(3), np.array(3), torch.tensor(3), np.eye(5)[3], torch.eye(5)[3]])
-def test_loader_mixes_labels_of_any_kind(label):
+def test_loader_with_mixup_accepts_labels_of_any_kind(label):
     transforms = [T.ToDtype("float32", scale=True), T.MixUp(num_classes=5)]
     _, labels = next(iter(gl.Loader(image_samples([label] * 4), 4, transforms=transforms, num_workers=0, device="cpu")))
     torch.testing.assert_close(labels.float(), torch.eye(5)[[3] * 4])

@@ -175,28 +175,28 @@ class Shift(T.Custom):
         return boxes + 1
 
 
-PAIRED = {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 4)}
+TARGETS = {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 4)}
 
 
 @pytest.mark.parametrize(
     ("chain", "batch", "text"),
     [
-        ([T.RandomIoUCrop()], PAIRED,
+        ([T.RandomIoUCrop()], TARGETS,
          "RandomIoUCrop draws its crop from the boxes on the CPU, but boxes and keypoints of a batch, such as "
          "Boxes(N×M×4), are transformed on the device without waiting for it; remove RandomIoUCrop, use it in the "
          "Loader that makes the batch, or pass a list with the boxes or keypoints of each image on the CPU"),
-        ([T.Mosaic(20)], PAIRED, "Mosaic moves boxes from image to image on the CPU"),
-        ([T.CopyPaste()], PAIRED, "CopyPaste moves boxes from image to image on the CPU"),
-        ([Shift()], PAIRED, "Shift.apply_boxes gets arrays on the CPU, but boxes and keypoints of a batch, such as"),
-        ([Shift()], PAIRED, "waiting for it; remove Shift, use it in the Loader that makes the batch, or pass"),
-        ([T.RandomApply([T.RandomIoUCrop()])], PAIRED, "RandomIoUCrop draws its crop from the boxes on the CPU"),
-        ([T.RandomApply([T.ConvertBoundingBoxFormat("xywh")])], PAIRED,
+        ([T.Mosaic(20)], TARGETS, "Mosaic moves boxes from image to image on the CPU"),
+        ([T.CopyPaste()], TARGETS, "CopyPaste moves boxes from image to image on the CPU"),
+        ([Shift()], TARGETS, "Shift.apply_boxes gets arrays on the CPU, but boxes and keypoints of a batch, such as"),
+        ([Shift()], TARGETS, "waiting for it; remove Shift, use it in the Loader that makes the batch, or pass"),
+        ([T.RandomApply([T.RandomIoUCrop()])], TARGETS, "RandomIoUCrop draws its crop from the boxes on the CPU"),
+        ([T.RandomApply([T.ConvertBoundingBoxFormat("xywh")])], TARGETS,
          "ConvertBoundingBoxFormat inside another transform may convert the boxes of only some images"),
-        ([T.CenterCrop(9)], {**PAIRED, "points": [gl.Keypoints([[1, 2]])] * 4},
+        ([T.CenterCrop(9)], {**TARGETS, "points": [gl.Keypoints([[1, 2]])] * 4},
          'batch[1]["boxes"] has the boxes of all images together, but batch[1]["points"] is list'),
         ([T.CenterCrop(9)], {"boxes": gl.Boxes([[[1, 2, 3, 4]]] * 3)}, 'batch[1]["boxes"] has 3 entries'),
-        ([T.AutoAugment()], PAIRED, "AutoAugment moves only the pixels of the image"),
-        ([T.SanitizeBoundingBoxes()], PAIRED, "SanitizeBoundingBoxes: no labels were found"),
+        ([T.AutoAugment()], TARGETS, "AutoAugment moves only the pixels of the image"),
+        ([T.SanitizeBoundingBoxes()], TARGETS, "SanitizeBoundingBoxes: no labels were found"),
     ],
 )  # fmt: skip
 def test_padded_targets_are_refused_with_reason_and_remedy(chain, batch, text):

@@ -71,7 +71,7 @@ def test_demo_of_data_with_a_damaged_file_skips_it_in_both_loaders(jpeg_folder: 
     assert not (tmp_path / "photographs").exists()
 
 
-def test_demo_of_a_folder_without_classes_on_a_busy_machine(
+def test_demo_of_a_folder_without_classes_warns_on_a_busy_machine(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (4000.0, 0.0, 0.0))

@@ -102,7 +102,7 @@ def check_finding(finding: Finding, state: str, details: str, fix: str = "") -> 
 MORE_MEMORY = "raise the memory limit (docker run --memory"
 
 
-def make_cgroup(root: Path, limit: int, use: int, available: int) -> str:
+def make_cgroup(root: Path, *, limit: int, use: int, available: int) -> str:
     files = {
         "proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {available // 1024} kB\n",
         "proc/self/cgroup": "0::/job\n",
@@ -117,7 +117,7 @@ def make_cgroup(root: Path, limit: int, use: int, available: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("limit", "available", "workers", "state", "details", "fix"),
+    ("limit_mb", "available_mb", "workers", "state", "details", "fix"),
     [
         (9000, 9000, 7, "works", "8.5 GB free within the cgroup limit", ""),
         (
@@ -134,19 +134,19 @@ def make_cgroup(root: Path, limit: int, use: int, available: int) -> str:
     ],
 )
 def test_check_memory_names_the_scarcer_of_cgroup_and_machine(
-    tmp_path: Path, limit: int, available: int, workers: int, state: str, details: str, fix: str
+    tmp_path: Path, limit_mb: int, available_mb: int, workers: int, state: str, details: str, fix: str
 ) -> None:
-    root = make_cgroup(tmp_path, limit * MB, 500 * MB, available * MB)
+    root = make_cgroup(tmp_path, limit=limit_mb * MB, use=500 * MB, available=available_mb * MB)
     check_finding(doctor.check_memory(workers, root=root), state, details, fix)
     assert doctor.check_memory(workers, root=str(tmp_path / "none")).details == "no known limit"
 
 
-def test_check_open_files_close_to_the_limit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_open_files_is_broken_if_too_few_are_left_for_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.fork_server, "is_running", lambda: True)  # its descriptors are not needed again
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = limits.descriptors_left()
     assert left is not None
-    soft = limit - left + 30
+    soft = limit - left + 30  # leaves 30 descriptors, enough for one worker but not for seven
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
         left = limits.descriptors_left()
@@ -176,8 +176,8 @@ def test_format_size_rounds_to_binary_or_decimal_units(nbytes: int, text: str) -
 H100 = {"name": "NVIDIA H100", "bytes": 80_000_000_000}
 
 
-def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **further: Any) -> dict[str, Any]:
-    return {"ok": True, "why": "", "version": version, "cuda": cuda, "other": "", "devices": [], **further}
+def torch_trial(cuda: str | None = None, *, version: str = "2.9.1", **fields: Any) -> dict[str, Any]:
+    return {"ok": True, "why": "", "version": version, "cuda": cuda, "other": "", "devices": [], **fields}
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,12 @@ def test_check_page_locking_under_a_real_limit_of_64_kb_is_broken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "further", "extra"),
+    ("cuda", "installed", "extra"),
     [("12.6", [], "cu12"), ("13.0", [], "cu13"), ("13.0", ["cu12"], "cu13"), (None, [], "cu13"),
      (None, ["cu12"], "cu12")],
 )  # fmt: skip
-def test_cuda_extra_follows_torchs_cuda_then_installed_packages(cuda, further, extra) -> None:
-    assert doctor.cuda_extra(cuda, further) == extra
+def test_cuda_extra_follows_torchs_cuda_then_installed_packages(cuda, installed, extra) -> None:
+    assert doctor.cuda_extra(cuda, installed) == extra
 
 
 TWO_EXTRAS = {"lmdb": True, "ray": False}
@@ -378,15 +378,15 @@ def test_examine_checks_this_machine_and_reports_progress(monkeypatch: pytest.Mo
     assert {by_name[name].state for name in ("simplejpeg", "Pillow")} == {"works"}
 
 
-def make_trials(**further: Any) -> dict[str, Any]:
+def make_trials(**trials: Any) -> dict[str, Any]:
     working = dict.fromkeys(("simplejpeg", "Pillow", "page-locked memory"), WORKING)
-    return {"torch": torch_trial("13.0"), "workers": {**WORKING, "seconds": 0.5}, **working, **further}
+    return {"torch": torch_trial("13.0"), "workers": {**WORKING, "seconds": 0.5}, **working, **trials}
 
 
 def test_build_findings_without_nvimagecodec_suggests_it(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = (*doctor.NVIDIA["nvImageCodec"].values(), *SLOW_PACKAGES)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else "1.0")
-    findings = doctor.build_findings(make_trials())[9:]  # those of the decoders and packages
+    findings = doctor.build_findings(make_trials())[9:]  # without the nine of the machine and its GPUs
     text = "Everything required works. For more throughput, start with nvImageCodec: not installed"
     assert summary(findings).startswith(text)
     codec, simplejpeg, *_ = findings
@@ -396,5 +396,5 @@ def test_build_findings_without_nvimagecodec_suggests_it(monkeypatch: pytest.Mon
 
 def test_build_findings_with_nvimagecodec_for_another_cuda_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.9" if name.endswith("-cu12") else None)
-    codec = doctor.build_findings(make_trials(nvImageCodec=WORKING))[9]
-    assert codec.details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")
+    by_name = {finding.name: finding for finding in doctor.build_findings(make_trials(nvImageCodec=WORKING))}
+    assert by_name["nvImageCodec"].details.startswith("0.9 for CUDA 12, but torch is built for CUDA 13.0")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from gpuload.cli.pictures import PhotographsMissing, make_folder, make_picture, photographs
 
-from_skimage = lacking.needs("skimage")
+needs_skimage = lacking.needs("skimage")
 
 
 def test_make_picture_depends_only_on_the_number() -> None:
@@ -25,8 +25,8 @@ def test_make_picture_depends_only_on_the_number() -> None:
 
 
 @pytest.mark.slow
-@from_skimage
-def test_make_folder_keeps_files_and_continues_after_an_interrupt(tmp_path: Path) -> None:
+@needs_skimage
+def test_make_folder_keeps_a_complete_folder_and_rebuilds_an_interrupted_one(tmp_path: Path) -> None:
     root = tmp_path / "photographs"
     seen: list[int] = []
     assert make_folder(root, count=16, progress=seen.append) == root
@@ -48,7 +48,7 @@ def test_make_folder_keeps_files_and_continues_after_an_interrupt(tmp_path: Path
     assert len(list(root.glob("*/*.jpg"))) == 20
 
 
-@from_skimage
+@needs_skimage
 def test_make_folder_refuses_a_folder_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("…")

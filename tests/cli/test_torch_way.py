@@ -68,8 +68,8 @@ def test_decode_reads_other_formats_and_gray_images_as_rgb() -> None:
     gray_rgb = np.repeat(pixels[..., :1], 3, axis=2)
     for array, expected in ((pixels, pixels), (pixels[..., 0], gray_rgb)):
         assert np.array_equal(decode(encode(array, "PNG")), expected)
-    grey = jpeg_bytes(pixels[..., 0], subsampling=-1)
-    assert np.array_equal(decode(grey), decode_with_pillow(grey))
+    gray_jpeg = jpeg_bytes(pixels[..., 0], subsampling=-1)
+    assert np.array_equal(decode(gray_jpeg), decode_with_pillow(gray_jpeg))
 
 
 def test_pixels_are_read_from_any_kind_of_sample() -> None:
@@ -94,7 +94,7 @@ def test_collate_drops_images_that_cannot_be_loaded() -> None:
     good = gl.Encoded(jpeg_bytes(smooth_image(60, 80, 0)))
     samples = [(good, 5), (gl.Encoded(b"nothing"), 6), (good, 7)]
     dataset = Pictures(samples)
-    assert dataset[1] == 1
+    assert dataset[1] == 1  # in place of its image, the number of the sample that failed
     images, failed = collate([dataset[number] for number in range(3)])
     assert (images.shape, failed) == ((2, 3, 224, 224), [1])
     images, failed = collate([dataset[1]])

@@ -52,13 +52,13 @@ def test_batches_of_changing_sizes_are_equal_to_the_last_bit_to_those_of_one_siz
             return [images.cpu() for images, _ in loader]
 
     sizes = [(24, 24), (17, 12), (32, 20)]
-    fixed = {size: run(size, 0) for size in sizes}
+    expected = {size: run(size, 0) for size in sizes}
     for workers in (0, 2):
         batches = run(T.by_batch(sizes), workers)
         shapes = [tuple(images.shape[2:]) for images in batches]
         assert set(shapes) == set(sizes)
         for step, (images, shape) in enumerate(zip(batches, shapes, strict=True)):
-            assert torch.equal(images, fixed[shape][step])
+            assert torch.equal(images, expected[shape][step])
 
 
 def test_images_labels_and_info_of_a_batch_are_on_the_device():
@@ -91,7 +91,7 @@ def test_sparse_and_jagged_tensors_of_a_collate_fn_come_to_the_device(layout, wo
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_faults_skips_or_replaces_broken_samples_on_a_gpu(on_error):
+def test_broken_samples_are_skipped_or_replaced_on_a_gpu(on_error):
     broken = {3, 4, 5, 17}
     faults = gl.Faults(on_error=on_error, max_error_rate=1.0)
     options = {"transforms": RECIPE, "num_workers": 1, "faults": faults, "info": True}
@@ -101,24 +101,24 @@ def test_faults_skips_or_replaces_broken_samples_on_a_gpu(on_error):
 
 
 def test_ring_smaller_than_a_batch_gives_the_same_batches():
-    def run(device, **options):
-        with gl.Loader(Pictures(64), 32, transforms=RECIPE, num_workers=1, device=device, **options) as loader:
+    def run(**options):
+        with gl.Loader(Pictures(64), 32, transforms=RECIPE, num_workers=1, device="cuda", **options) as loader:
             return [images.cpu() for images, _ in loader]
 
-    expected = run("cuda")
+    expected = run()
     # the ring has two slots, of at least 64 KiB each, for the eight chunks of a batch
-    with_small_ring = run("cuda", ring_bytes=2 * (64 << 10), chunk_size=4)
+    with_small_ring = run(ring_bytes=2 * (64 << 10), chunk_size=4)
     for step, (images, expected_images) in enumerate(zip(with_small_ring, expected, strict=True)):
         assert torch.equal(images, expected_images), step
 
 
 def test_ten_interrupted_epochs_leave_no_memory_on_the_device():
     with gl.Loader(Pictures(48), 4, transforms=RECIPE, num_workers=2, device="cuda") as loader:
-        used = []
+        allocated_bytes = []
         for _ in range(10):
             for step, _ in enumerate(loader):
                 if step == 5:
                     break
             torch.cuda.synchronize()
-            used.append(torch.cuda.memory_allocated())
-        assert used[-1] <= used[0] + (1 << 20)
+            allocated_bytes.append(torch.cuda.memory_allocated())
+        assert allocated_bytes[-1] <= allocated_bytes[0] + (1 << 20)

@@ -88,7 +88,7 @@ def test_next_keeps_the_current_stream_and_device(loader):
             assert torch.cuda.current_device() == stream.device_index
 
 
-def test_loader_on_a_device_that_is_not_the_current_one(expected):
+def test_loader_on_a_device_that_is_not_the_current_one_gives_equal_batches(expected):
     if torch.cuda.device_count() < 2:
         lacking.skip("two GPUs")
     assert torch.cuda.current_device() == 0
@@ -106,7 +106,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).cuda()
 
 
-def trained(batches, module: nn.Module, apply) -> list[float]:
+def train(batches, module: nn.Module, apply) -> list[float]:
     optimizer, losses = torch.optim.SGD(module.parameters(), 0.05), []
     for images, _ in batches:
         optimizer.zero_grad()
@@ -124,10 +124,10 @@ def test_module_in_the_transforms_is_trained_like_one_in_the_loop(loader, autoca
     module_in_transforms = network()
     module_in_loop = copy.deepcopy(module_in_transforms)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
-        expected = trained(loader, module_in_loop, module_in_loop)
+        expected = train(loader, module_in_loop, module_in_loop)
         transforms = [*RECIPE, module_in_transforms]
         with gl.Loader(Pictures(96), 8, transforms=transforms, num_workers=2, device="cuda") as loader_with_module:
-            losses = trained(loader_with_module, module_in_transforms, lambda images: images)
+            losses = train(loader_with_module, module_in_transforms, lambda images: images)
     assert losses == pytest.approx(expected, rel=1e-3)
     assert len(set(losses)) == len(losses)
 

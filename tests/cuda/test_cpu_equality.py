@@ -88,14 +88,14 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 AMPLIFYING = ("augmix",)  # differences grow through its operations, so it is not compared
 
 
-def loader(kind: str, device: str, **options: Any) -> gl.Loader:
+def loader(kind: str, device: str) -> gl.Loader:
     make, kind_options = KINDS[kind]
     if kind_options.get("backend") == "kornia":
         lacking.require("kornia")
-    all_options = {"num_workers": 0, "seed": 3, "shuffle": True, **kind_options, **options}
-    if device == "cpu" and all_options.get("backend") != "kornia":
-        all_options["backend"] = "torch"
-    return gl.Loader([make(number) for number in range(64)], 8, device=device, **all_options)
+    options = {"num_workers": 0, "seed": 3, "shuffle": True, **kind_options}
+    if device == "cpu" and options.get("backend") != "kornia":
+        options["backend"] = "torch"
+    return gl.Loader([make(number) for number in range(64)], 8, device=device, **options)
 
 
 def leaves_on_host(batches: Iterator[Any]) -> list[Any]:

@@ -31,9 +31,9 @@ class GrowingImages:
         return np.full((side, side, 3), index, np.uint8)
 
 
-def load_levels(dataset: Any, **options: Any) -> list[list[int]]:
-    options = {"transforms": [T.Resize((8, 8))], "num_workers": 1, "device": "cuda", "backend": "torch"} | options
-    with gl.Loader(dataset, 4, **options) as loader:
+def load_levels() -> list[list[int]]:
+    options: dict[str, Any] = {"transforms": [T.Resize((8, 8))], "num_workers": 1, "device": "cuda", "backend": "torch"}
+    with gl.Loader(GrowingImages(), 4, **options) as loader:
         return [batch[:, 0, 0, 0].tolist() for batch in loader]
 
 
@@ -85,7 +85,7 @@ def test_refused_page_lock_warns_and_batches_are_complete(monkeypatch, allowed):
     runtime = RefusingRuntime(allowed)
     monkeypatch.setattr(devices, "_runtime", lambda: runtime)
     with pytest.warns(RuntimeWarning, match="refused to page-lock"):
-        assert load_levels(GrowingImages()) == IN_ORDER
+        assert load_levels() == IN_ORDER
     assert runtime.refused == 1
 
 

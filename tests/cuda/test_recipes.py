@@ -43,9 +43,9 @@ def test_kornia_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu(recipe):
 @pytest.mark.parametrize("backend", ["torch", "fused"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_batches_of_recipes_on_a_gpu_equal_those_of_the_cpu_within_bounds(recipe, backend):
-    images, chain = IMAGES, T.Chain(RECIPES[recipe])
     on_gpu, expected = batches(recipe, "cuda", backend), batches(recipe, "cpu", "torch")
-    draws = chain.draw(epoch_key(SEED, 0), np.arange(COUNT), np.array([image.shape[:2] for image in images]))
+    sizes_hw = np.array([image.shape[:2] for image in IMAGES])
+    draws = T.Chain(RECIPES[recipe]).draw(epoch_key(SEED, 0), np.arange(COUNT), sizes_hw)
     difference = (on_gpu.int() - expected.int()).abs()
     allowed = torch.tensor([bound(steps_on_cuda(backend), draws, row) for row in range(COUNT)])
     assert (difference.amax(dim=(1, 2, 3)) <= allowed).all()

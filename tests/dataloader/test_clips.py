@@ -42,12 +42,12 @@ FORMS = {
 }
 
 
-def clips(make) -> MapDataset:
+def clip_dataset(make) -> MapDataset:
     return MapDataset(lambda index: (make(index), index % CLASSES), COUNT)
 
 
 def batches(make, transforms=CHAIN, batch_size=3, **options):
-    return gpuload_batches(clips(make), batch_size, transforms=transforms, seed=4, **options)
+    return gpuload_batches(clip_dataset(make), batch_size, transforms=transforms, seed=4, **options)
 
 
 def frames_as_images(transforms=CHAIN, **options) -> list[torch.Tensor]:
@@ -89,8 +89,7 @@ def test_multiview_of_clips_gives_a_list_of_clip_batches():
     chain = [T.MultiView([[T.RandomCrop(12)], [T.RandomCrop(8)]])]
     (large, small), _ = batches(frames, chain)[0]
     assert (large.shape, small.shape) == ((3, FRAMES, 3, 12, 12), (3, FRAMES, 3, 8, 8))
-    clip = frames(0)[:, None]
-    windows = np.lib.stride_tricks.sliding_window_view(clip[:, 0], (8, 8), axis=(1, 2))
+    windows = np.lib.stride_tricks.sliding_window_view(frames(0), (8, 8), axis=(1, 2))
     # Exactly one window of the clip equals the crop in all frames.
     assert (windows == small[0].numpy()[:, None, None]).all((0, 3, 4, 5)).sum() == 1
 
@@ -118,14 +117,14 @@ def test_clips_are_the_same_one_by_one_with_collate_fn_and_from_replay():
     assert torch.equal(torch.stack([clip for clip, _ in samples[:3]]), expected)
     collated = batches(frames, collate_fn=lambda samples: [clip for clip, _ in samples])
     assert torch.equal(torch.stack(collated[0]), expected)
-    with cpu_loader(clips(frames), 3, transforms=CHAIN, seed=4) as loader:
+    with cpu_loader(clip_dataset(frames), 3, transforms=CHAIN, seed=4) as loader:
         clip, label = loader.replay(0, 1).sample
     assert torch.equal(clip, expected[1])
     assert label == 1
 
 
 def test_masks_and_boxes_move_with_all_frames():
-    """The mask equals the red channel of a frame, and must do so after the transforms."""
+    """The masks equal the red channel of the frames, and must do so after the transforms."""
 
     def make(index):
         clip = frames(index)
@@ -150,8 +149,8 @@ def test_clips_of_different_lengths_raise_unless_a_collate_fn_takes_them():
     def make(index):
         return frames(index)[: 1 + index]
 
-    lengths = "clips of a batch differ in length: sample 0 has 1 frames, and sample 1 has 2; cut clips to one length"
-    with pytest.raises(gl.CollateError, match=f"{lengths} in the dataset, or pass a collate_fn"):
+    message = "clips of a batch differ in length: sample 0 has 1 frames, and sample 1 has 2; cut clips to one length"
+    with pytest.raises(gl.CollateError, match=f"{message} in the dataset, or pass a collate_fn"):
         batches(make)
     collated = batches(make, collate_fn=lambda samples: [len(clip) for clip, _ in samples])
     assert collated == [[1, 2, 3], [4, 5, 5]]
@@ -172,8 +171,8 @@ def test_clips_of_any_dtype_and_channels_equal_their_frames_as_images(dtype, cha
     chain = [T.RandomHorizontalFlip(), T.RandomCrop(8)]
 
     def frame(index, number=slice(None)):
-        frames = np.random.default_rng(index).random((FRAMES, 20, 30, channels)) * 200
-        return gl.Image(frames.astype(dtype)[number], layout="HWC")
+        pixels = np.random.default_rng(index).random((FRAMES, 20, 30, channels)) * 200
+        return gl.Image(pixels.astype(dtype)[number], layout="HWC")
 
     clips, _ = batches(frame, chain)[0]
     first_batches = [batches(lambda i, number=number: frame(i, number), chain)[0] for number in range(FRAMES)]

@@ -69,13 +69,13 @@ def test_collate_fn_makes_the_same_batches_in_workers(chunk_size):
 def test_collate_fn_draws_the_same_for_a_list_as_for_any_dataset():
     """The numbers continue the sequence of the batch's last sample, although the samples of a list draw nothing."""
 
-    def masked(samples):
+    def add_random_numbers(samples):
         return samples, torch.rand(2).tolist(), random.random()
 
-    expected = gpuload_batches(list(range(64)), 16, collate_fn=masked)
-    assert gpuload_batches(MapDataset(int, 64), 16, collate_fn=masked) == expected
-    assert gpuload_batches(list(range(64)), 16, collate_fn=masked, num_workers=2, chunk_size=16) == expected
-    assert len({numbers for _, _, numbers in expected}) == 4
+    expected = gpuload_batches(list(range(64)), 16, collate_fn=add_random_numbers)
+    assert gpuload_batches(MapDataset(int, 64), 16, collate_fn=add_random_numbers) == expected
+    assert gpuload_batches(list(range(64)), 16, collate_fn=add_random_numbers, num_workers=2, chunk_size=16) == expected
+    assert len({number for _, _, number in expected}) == 4
 
 
 @pytest.mark.processes
@@ -88,7 +88,7 @@ def test_collate_fn_runs_in_the_worker_or_for_images_in_the_main_process():
     assert gpuload_batches(images, 5, num_workers=1, collate_fn=process_ids) == [[os.getpid()] * 5] * 2
 
 
-def test_collate_fn_that_draws_leaves_the_global_generators_unchanged():
+def test_collate_fn_that_draws_leaves_torchs_global_generator_unchanged():
     before = torch.get_rng_state()
     gpuload_batches(MapDataset(), 4, collate_fn=lambda samples: torch.rand(len(samples)))
     assert torch.equal(torch.get_rng_state(), before)

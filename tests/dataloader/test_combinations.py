@@ -100,7 +100,7 @@ def test_stream_continues_after_chunks_that_did_not_fit_in_the_ring():
 
 
 @pytest.mark.processes
-def test_memmaps_arrive_from_workers_without_torch(tmp_path):
+def test_memmaps_of_a_dataset_arrive_from_workers(tmp_path):
     path = tmp_path / "numbers"
     np.arange(40_000, dtype=np.float32).tofile(path)
 

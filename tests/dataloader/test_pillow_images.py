@@ -86,7 +86,7 @@ def test_pillow_images_reach_a_collate_fn_unchanged(workers, options, kind):
     assert [sample["number"] for sample in samples] == list(range(COUNT))
     for sample in samples:
         assert_original(sample)
-        assert isinstance(sample.get("file", torch.zeros(0)), torch.Tensor)
+        assert kind is not pictures_and_files or isinstance(sample["file"], torch.Tensor)
 
 
 class Unsendable(list):
@@ -144,7 +144,7 @@ def test_truncated_pillow_image_fails_its_sample(workers, files):
             np.testing.assert_array_equal(np.asarray(image), np.asarray(PILImage.open(files[number])))
 
 
-def test_pillow_image_over_a_limit_of_decode_is_refused_before_it_is_decoded():
+def test_pillow_image_over_a_limit_of_decode_is_refused():
     with pytest.raises(gl.SampleError, match="30×20 = 600 pixels, more than max_pixels=599"):
         gpuload_batches(pictures(), 1, collate_fn=list, decode=gl.Decode(max_pixels=20 * 30 - 1))
 
@@ -155,7 +155,7 @@ def raise_for_tensors(samples):
 
 @pytest.mark.parametrize("case", ["transforms", "files"])
 def test_error_of_a_collate_fn_that_got_tensors_says_how_to_get_pillow_images(case, tmp_path, files):
-    files[2:3] = []
+    del files[2]
     (tmp_path / "2.jpg").unlink()
     dataset = opened(files) if case == "transforms" else gl.ImageFiles(tmp_path).map(lambda image: (image, 0))
     options = {"transforms": [T.CenterCrop(8)]} if case == "transforms" else {}

@@ -96,11 +96,11 @@ def test_sampler_gives_the_same_batches_with_workers(name):
 
 @pytest.mark.processes
 def test_sampler_keys_may_be_any_picklable_objects():
-    names = ["a", ("b", 2), None, 2**70, 1.5]
+    keys = ["a", ("b", 2), None, 2**70, 1.5]
     dataset = MapDataset(repr)
-    assert gpuload_batches(dataset, 2, sampler=names) == torch_batches(dataset, 2, sampler=names)
-    assert gpuload_batches(dataset, 2, sampler=names, num_workers=1) == torch_batches(dataset, 2, sampler=names)
-    [(_, info), *_] = gpuload_batches(dataset, 2, sampler=names, info=True)
+    assert gpuload_batches(dataset, 2, sampler=keys) == torch_batches(dataset, 2, sampler=keys)
+    assert gpuload_batches(dataset, 2, sampler=keys, num_workers=1) == torch_batches(dataset, 2, sampler=keys)
+    [(_, info), *_] = gpuload_batches(dataset, 2, sampler=keys, info=True)
     assert info.indices == ["a", ("b", 2)]
 
 
@@ -159,7 +159,7 @@ BATCH_SAMPLERS = {
     "lists": lambda: [[0, 1, 2], [5], [3, 3]],
     "rows of a tensor": lambda: torch.arange(6).view(3, 2),
     "arrays": lambda: [np.array([4, 2]), np.array([0])],
-    "tuples of a generator's": lambda: CountingSampler((1, 2), (3,)),
+    "tuples from a generator": lambda: CountingSampler((1, 2), (3,)),
     "torch's": lambda: BatchSampler(RandomSampler(range(10), generator=seeded_generator()), 4, drop_last=False),
     "torch's that drops the last batch": lambda: BatchSampler(SequentialSampler(range(10)), 4, drop_last=True),
 }
@@ -176,7 +176,7 @@ def test_batch_sampler_gives_the_same_batches_as_in_dataloader(name, workers):
 def test_length_with_a_batch_sampler_is_that_of_the_batch_sampler():
     assert len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["torch's"]())) == 3
     with pytest.raises(TypeError, match="no length"):
-        len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["tuples of a generator's"]()))
+        len(cpu_loader(MapDataset(), batch_sampler=BATCH_SAMPLERS["tuples from a generator"]()))
 
 
 def test_empty_batch_of_a_batch_sampler_raises():
@@ -298,7 +298,7 @@ def test_exception_in_the_sampler_is_raised_by_the_loader():
 
 
 def test_sampler_that_is_not_iterable_raises():
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not iterable"):
         list(cpu_loader(MapDataset(), sampler=3))
 
 

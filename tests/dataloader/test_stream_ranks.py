@@ -87,7 +87,7 @@ def run(case, workers):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with gl.Loader(stream, 2, num_workers=workers, device="cpu", **options) as loader:
-            for epoch in range(2):
+            for _ in range(2):
                 try:
                     for batch in loader:
                         numbers += batch if isinstance(batch, list) else batch.tolist()

@@ -110,23 +110,15 @@ def test_resume_of_a_stream_with_workers_continues_identically(name):
     assert sorted(numbers_of(undisturbed)) == list(range(11))
 
 
+@pytest.mark.processes
 def test_stream_state_counts_delivered_samples_not_samples_read_ahead():
-    class Greedy(StatefulStream):
-        yielded = 0
-
-        def __iter__(self):
-            for sample in super().__iter__():
-                Greedy.yielded += 1
-                yield sample
-
-    with stream_loader(Greedy(100)) as loader:
+    with stream_loader(StatefulStream(100), num_workers=1) as loader:
         batches = iter(loader)
         for count in range(1, 4):
             next(batches)
             [worker] = loader.state_dict()["stream"]["workers"]
             assert worker["samples"] == 2 * count
             assert worker["state"] in (None, {"dataset": {"count": 2 * count}})
-            assert Greedy.yielded >= 2 * count
 
 
 def test_resume_of_a_stateful_stream_does_not_replay_samples():
@@ -252,6 +244,8 @@ def test_stream_state_at_the_last_batch_resumes_with_an_empty_remainder():
 
 def test_dataset_state_that_cannot_be_saved_raises_only_in_state_dict():
     class Unsavable(StatefulStream):
+        """A stream whose state has no JSON form, and from the third batch on cannot be pickled either."""
+
         def state_dict(self):
             return {"count": self.count, "seen": [threading.Lock] if self.count < 6 else [threading.Lock()]}
 

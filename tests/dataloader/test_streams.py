@@ -45,7 +45,7 @@ def test_chained_streams_are_concatenated():
     assert alike(gpuload_batches(Numbers(3) + Numbers(4), 2), torch_batches(Numbers(3) + Numbers(4), 2))
 
 
-def test_stream_samples_may_be_nested_and_of_any_type():
+def test_nested_samples_of_a_stream_are_collated_as_in_dataloader():
     class Pictures(IterableDataset):
         def __iter__(self):
             for number in range(3):
@@ -83,10 +83,10 @@ def test_stream_longer_than_its_length_is_read_completely_and_warns_once():
         def __len__(self):
             return self.samples - 3
 
-    theirs = DataLoader(TooShort(), 1)
-    assert len(theirs) == 7
+    torch_loader = DataLoader(TooShort(), 1)
+    assert len(torch_loader) == 7
     with pytest.warns(UserWarning, match="Length of IterableDataset"):
-        expected = list(theirs)
+        expected = list(torch_loader)
     loader = cpu_loader(TooShort(), 1)
     assert alike([batch for batch in loader], expected)  # noqa: C416 (list() asks for the length)
     assert len(loader) == 7
@@ -147,12 +147,12 @@ def test_exception_in_a_stream_raises_sample_error_after_earlier_batches():
 
 
 def test_exception_in_dataset_iter_raises_sample_error():
-    class Never(Numbers):
+    class FailsInIter(Numbers):
         def __iter__(self):
             raise OSError("no such stream")
 
     with pytest.raises(gl.SampleError, match="OSError: no such stream"):
-        gpuload_batches(Never(), 2)
+        gpuload_batches(FailsInIter(), 2)
 
 
 def test_stream_without_workers_runs_in_the_main_thread_with_its_environment():
@@ -198,7 +198,7 @@ def test_num_workers_defaults_to_0_for_a_stream_and_worker_info_is_none():
 def test_workers_of_a_stream_take_turns_by_batch_as_in_dataloader():
     expected = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
     with cpu_loader(Counting(11), 3, num_workers=2) as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")  # no warning that it is not divided
+        warnings.simplefilter("error")  # no warning that the stream is not divided
         assert as_lists(loader) == as_lists(loader) == expected
     assert as_lists(gpuload_batches(Counting(11), 3, num_workers=2, drop_last=True)) == expected[:3]
 
@@ -252,7 +252,7 @@ def test_worker_killed_between_batches_loses_and_repeats_no_sample():
         batches = []
         for batch in loader:
             batches += as_lists([batch])
-            if len(batches) in (2, 9):
+            if len(batches) in (2, 9):  # first worker 0, later worker 1
                 os.kill(loader._session.engine.pids[len(batches) % 2], 9)
     assert batches == undisturbed
 

@@ -14,10 +14,10 @@ from dataloader.torchdata_suites import FOLDER, outcomes
 from helpers import lacking
 
 NEXT_EPOCH = "after the last batch of an epoch, the state is the beginning of the next epoch"
-IN_ORDER = "in_order=False is without effect for a map dataset: batches come in order"
-NO_STATE_BEFORE_BATCH = "in workers the dataset has a state only with the first batch"
-OTHER_TEXT = "warnings and errors have another text"
-NO_WORKERS_ATTRIBUTE = "the iterator has no _workers, objects of multiprocessing"
+IN_ORDER = "in_order=False has no effect for a map dataset: batches come in order"
+NO_STATE_BEFORE_BATCH = "in workers the dataset has no state before the first batch"
+OTHER_TEXT = "warnings and errors have a different text"
+NO_WORKERS_ATTRIBUTE = "the iterator has no attribute _workers, a list of processes"
 DATAPIPE = "shuffle=True is refused for a datapipe, which shuffles itself"
 ANY_WORKER = "any worker takes the next chunk"
 
@@ -68,7 +68,7 @@ def test_torchdata_tests_fail_only_where_a_difference_is_listed(name):
     failed = {
         test: outcome for test, outcome in outcomes(Path(folder, name)).items() if outcome not in ("passed", "skipped")
     }
-    new = {test: outcome for test, outcome in failed.items() if test not in DIFFERENCES[name]}
-    assert new == {}, "fix these failures, or explain them in DIFFERENCES of this file"
-    passed = DIFFERENCES[name].keys() - failed.keys()
-    assert passed == set(), "these tests passed: remove them from DIFFERENCES of this file"
+    unlisted = {test: outcome for test, outcome in failed.items() if test not in DIFFERENCES[name]}
+    assert unlisted == {}, "fix these failures, or explain them in DIFFERENCES of this file"
+    not_failed = DIFFERENCES[name].keys() - failed.keys()
+    assert not_failed == set(), "these tests did not fail: remove them from DIFFERENCES of this file"

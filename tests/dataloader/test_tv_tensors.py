@@ -59,7 +59,7 @@ KINDS = {
     "a float image with boxes": lambda i: (float_image(i), {"boxes": boxes(i), "labels": torch.tensor([i, 1])}),
     "a float tensor with boxes": lambda i: {"image": torch.full((3, 4, 5), i / 2), "boxes": boxes(i)},
     "a float image with keypoints": lambda i: (float_image(i), points(i)),
-    "a float image with all": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
+    "a float image with all targets": lambda i: (float_image(i), {"b": boxes(i), "m": mask(i), "p": points(i)}),
     "rotated boxes with a float image": lambda i: (float_image(i), rotated(i)),
     "rotated boxes with a uint8 image": lambda i: (uint8_image(i), rotated(i)),
     "boxes that are not clamped": lambda i: (float_image(i), boxes(i, clamping_mode=None)),
@@ -149,14 +149,14 @@ def segmentation(index: int):
 def padded(samples):
     """Collate like the reference: pad images and masks to the largest size, masks with 255."""
     images, targets = zip(*samples, strict=True)
-    return concatenated(images, 0), concatenated(targets, 255)
+    return stack_padded(images, 0), stack_padded(targets, 255)
 
 
-def concatenated(tensors, fill):
+def stack_padded(tensors, fill):
     shape = tuple(max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True))
     batch = tensors[0].new_full((len(tensors), *shape), fill)
-    for tensor, place in zip(tensors, batch, strict=True):
-        place[..., : tensor.shape[-2], : tensor.shape[-1]].copy_(tensor)
+    for tensor, slot in zip(tensors, batch, strict=True):
+        slot[..., : tensor.shape[-2], : tensor.shape[-1]].copy_(tensor)
     return batch
 
 
@@ -183,7 +183,7 @@ LARGE = {
     "many boxes": lambda i: (float_image(i, (40, 50)), boxes(i, 300)),
     "boxes on canvases that differ": lambda i: boxes(i, 300, canvas_size=(40 + i, 50)),
     "boxes of formats that differ": lambda i: boxes(i, 300, format="XYWH" if i == 1 else "XYXY"),
-    "a type and a plain tensor by turns": lambda i: torch.ones(3, 40, 50) if i % 2 else float_image(i, (40, 50)),
+    "a TVTensor and a plain tensor alternately": lambda i: torch.ones(3, 40, 50) if i % 2 else float_image(i, (40, 50)),
     "a view": lambda i: tv_tensors.wrap(torch.full((40, 50, 3), i / 8).permute(2, 0, 1), like=float_image(0)),
     "a clip's frames in a list": lambda i: [tv_tensors.Image(torch.full((3, 40, 50), i / 8 + n)) for n in range(3)],
 }
@@ -225,14 +225,14 @@ def test_subclass_of_a_tv_tensor_keeps_its_type():
 
 
 def detection_in_worker(index: int):
-    """Return a detection sample. The import of torchvision works with any version of torch."""
+    """Return a detection sample, with an import of torchvision that works with any version of torch."""
     from benchmarks.peers.torchvision_import import torchvision, v2
 
     picture = torchvision.tv_tensors.Image(torch.arange(3 * 20 * 30, dtype=torch.uint8).reshape(3, 20, 30))
     rows = torch.tensor([[index, 2.0, 10, 12]] * (index + 1))
-    frame = torchvision.tv_tensors.BoundingBoxes(rows, format="XYXY", canvas_size=(20, 30))
+    bounding_boxes = torchvision.tv_tensors.BoundingBoxes(rows, format="XYXY", canvas_size=(20, 30))
     chain = v2.Compose([v2.RandomHorizontalFlip(1.0), v2.ToDtype(torch.float32, scale=True)])
-    return chain(picture, {"boxes": frame, "labels": torch.arange(index + 1)})
+    return chain(picture, {"boxes": bounding_boxes, "labels": torch.arange(index + 1)})
 
 
 @pytest.mark.processes

@@ -133,7 +133,7 @@ def test_random_numbers_of_worker_init_fn_differ_between_workers_not_between_run
     assert number_of_worker_0 != number_of_worker_1
 
 
-# -- when they start and end ------------------------------------------------------------------------------------------
+# -- changes of the dataset -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -155,7 +155,7 @@ def test_list_that_changed_between_epochs_is_read_as_changed(new_values, options
 
 
 @pytest.mark.parametrize("context", [None, "spawn", "forkserver", multiprocessing.get_context("spawn")])
-def test_multiprocessing_context_of_fresh_processes_is_accepted(context):
+def test_multiprocessing_context_other_than_fork_is_accepted(context):
     assert as_lists(gpuload_batches(MapDataset(samples=2), 2, multiprocessing_context=context)) == [[0, 1]]
 
 
@@ -262,8 +262,8 @@ def test_second_iterator_of_a_loader_ends_the_first():
         text = r"a newer iter\(\) of its Loader was started\. .* zip\(.*\) or nested loops, create a second Loader"
         with pytest.raises(RuntimeError, match=text):
             next(first)
-    theirs = torch.utils.data.DataLoader(MapDataset(), 5)
-    assert len(list(zip(theirs, theirs, strict=True))) == 2
+    torch_loader = torch.utils.data.DataLoader(MapDataset(), 5)
+    assert len(list(zip(torch_loader, torch_loader, strict=True))) == 2
 
 
 def test_dataset_that_gives_no_batch_raises_where_dataloader_is_empty():

@@ -121,7 +121,7 @@ def test_cached_unpickled_copy_begins_empty_and_closes_its_descriptors() -> None
     assert copy[1] == dataset[1]
     assert (copy.statistics().hits, copy.statistics().misses) == (0, 1)
     memory_file = os.fstat(copy._location.fd)
-    assert open_of(memory_file) == 3  # of the dataset, of its copy, and of the mapping
+    assert open_of(memory_file) == 3  # of the location, of the entries, and of their mapping
     del copy
     assert open_of(memory_file) == 0
 

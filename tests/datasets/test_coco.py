@@ -534,8 +534,7 @@ def test_coco_warns_of_polygons_without_area(make_coco: MakeCoco, polygons: list
     with pytest.warns(UserWarning, match=text) as caught:
         dataset = make_coco(set_fields("annotations", 1, segmentation=polygons))
     assert caught[0].filename == __file__
-    masks = target_at(dataset, 1)["masks"].array
-    assert [bool(mask.any()) for mask in masks] == [False, True]
+    assert [bool(mask.any()) for mask in target_at(dataset, 1)["masks"].array] == [False, True]
     assert len(make_coco(set_fields("annotations", 1, segmentation=polygons), targets=())) == len(FILE_IDS)
 
 
@@ -775,8 +774,8 @@ def test_coco_reads_nan_in_raw_targets(make_coco: MakeCoco) -> None:
     assert np.isnan(target_at(dataset, 1)[0]["area"])
 
 
-def test_coco_treats_null_as_a_missing_field(make_coco: MakeCoco) -> None:
-    target = target_at(make_coco(set_fields("annotations", 1, area=None, iscrowd=None)), 0)
+def test_coco_targets_omit_a_field_that_is_null_in_one_annotation(make_coco: MakeCoco) -> None:
+    target = target_at(make_coco(set_fields("annotations", 1, area=None, iscrowd=None)), 0)  # of another image
     assert target.keys() == {"image_id", "boxes", "labels", "masks", "keypoints", "visibility"}
 
 

@@ -63,11 +63,11 @@ def test_identify_returns_the_file_at_the_path_only_while_that_is_mapped(tmp_pat
     (tmp_path / "link").symlink_to(path)
     assert FileMappings().identify(str(tmp_path / "link"), address) == FileId.of(str(path))
     os.rename(path, tmp_path / "moved")
-    assert FileMappings().identify(str(path), address) is None, "there is no file"
+    assert FileMappings().identify(str(path), address) is None, "a missing file must not be identified"
     path.write_bytes(b"")
-    assert FileMappings().identify(str(path), address) is None, "an empty file"
+    assert FileMappings().identify(str(path), address) is None, "an empty file must not be identified"
     path.write_bytes(bytes(5000))
-    assert FileMappings().identify(str(path), address) is None, "another file"
+    assert FileMappings().identify(str(path), address) is None, "another file must not be identified"
     assert FileMappings().identify(str(tmp_path / "moved"), address) == FileId.of(str(tmp_path / "moved"))
     assert not array.any()
 

@@ -81,7 +81,7 @@ def test_read_file_refuses_a_huge_sparse_file_without_reading_it(tmp_path):
 
 
 def test_size_limits_apply_inside_their_block(tmp_path):
-    path = write_sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")
+    path = write_sparse(tmp_path / "a.jpg", 17 << 20, b"\xff\xd8\xff")  # more than LARGE_BYTES, 16 MiB
     with size_limits(max_bytes=17 << 20):
         with size_limits(1 << 20), pytest.raises(DecodeError, match="17,825,792 bytes, more than max_bytes=1,048,576"):
             read_file(path)

@@ -168,17 +168,17 @@ def test_wrap_rows_take_the_mode_of_the_feature_and_keep_missing_images(hf: Modu
         gl.wrap(make_row(image, mode="CMYK"))
 
 
-def test_wrap_rows_refuse_formats_and_tables_without_images(hf: ModuleType, rows: Any) -> None:
+def test_wrap_rows_refuse_formats_and_tables_without_images(rows: Any) -> None:
     advice = (
         ", which is applied after decoding: pass dataset.with_format(None), and transform images with "
         "Loader(transforms=…); gpuload's batches are tensors"
     )
-    got = "got a datasets.arrow_dataset.Dataset with "
+    beginning = "got a datasets.arrow_dataset.Dataset with "
     for formatted, formatting in (
         (rows.with_format("numpy"), "the format 'numpy'"),
         (rows.with_transform(lambda batch: batch), "a transform (set_transform, with_transform)"),
     ):
-        with pytest.raises(TypeError, match=exactly(got + formatting + advice)):
+        with pytest.raises(TypeError, match=exactly(beginning + formatting + advice)):
             gl.wrap(formatted)
     message = (
         "got a datasets.arrow_dataset.Dataset without images: none of its columns is a datasets.Image ('label'); "
@@ -275,7 +275,7 @@ def test_wrap_stream_skips_bad_images(hf: ModuleType, workers: int) -> None:
             batches = list(loader)
         labels = sorted(labels_of(batches))
         assert labels == [n for n in range(12) if n not in (5, 8)]
-        assert sorted(error.source or "" for error in loader.errors)[-1] == "5.jpg"
+        assert "5.jpg" in [error.source for error in loader.errors]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])  # 2 divides the six shards, 4 does not
@@ -287,7 +287,7 @@ def test_wrap_stream_is_divided_among_ranks(stream: Any, world_size: int) -> Non
     assert sorted(labels) == [*range(STREAM_LENGTH)]
 
 
-def test_wrap_stream_split_by_node_is_not_split_again(hf: ModuleType, stream: Any) -> None:
+def test_wrap_stream_split_by_node_is_not_split_again(stream: Any) -> None:
     split = importlib.import_module("datasets.distributed").split_dataset_by_node(stream, 1, 2)
     with stream_loader(gl.wrap(split), num_workers=0, rank=1, world_size=2) as loader:
         labels = labels_of(loader)

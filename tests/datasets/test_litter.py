@@ -109,7 +109,7 @@ def test_shard_patterns_skip_litter(tmp_path: Path, logged: Callable[[], list[st
 
 
 @lacking.needs("typer")
-def test_inspect_counts_litter_and_recognizes_the_folder(root: Path, tmp_path: Path) -> None:
+def test_inspect_counts_litter_and_recognizes_the_folder(root: Path) -> None:
     from typer.testing import CliRunner
 
     from gpuload.cli.app import app

@@ -285,7 +285,7 @@ def test_mix_replaces_a_bad_sample_by_a_sample_of_the_same_dataset():
     assert {substitute for _, substitute in replaced} <= {*range(200, 240)}
     assert not {*range(1000, 1005)} & {*labels}
     without_faults = labels_of(make_loader(gl.Mix([Numbered(200), Numbered(40, 1000)], [1, 1], length=512)))
-    assert [label < 1000 for label in sorted(labels)] == [label < 1000 for label in sorted(without_faults)]
+    assert sorted(label < 1000 for label in labels) == sorted(label < 1000 for label in without_faults)
 
 
 def test_mix_replay_returns_the_sample_at_a_position():
@@ -347,7 +347,7 @@ def test_mix_last_batch_is_padded_or_dropped_on_each_rank(uneven, length):
 # -- per="batch" and per="dataset" -------------------------------------------------------------------------------------
 
 PER = ("batch", "dataset")
-DIVIDED = {"seed": 3, "info": True}
+LOADER_OPTIONS = {"seed": 3, "info": True}
 
 
 def take_batches(loader: gl.Loader, epochs: int = 1) -> list[tuple[object, ...]]:
@@ -365,7 +365,7 @@ def take_batches(loader: gl.Loader, epochs: int = 1) -> list[tuple[object, ...]]
 def test_batches_with_shares_do_not_depend_on_workers_and_ranks_have_different_samples(per, ranks):
     all_labels: list[int] = []
     for rank in range(ranks):
-        options = {"rank": rank, "world_size": ranks, **DIVIDED}
+        options = {"rank": rank, "world_size": ranks, **LOADER_OPTIONS}
         batches_by_workers = []
         for num_workers in (0, 1, 4):
             mix = gl.Mix([Numbered(300), Numbered(100, 1000)], [0.7, 0.3], length=250, per=per)
@@ -380,7 +380,7 @@ def test_batches_with_shares_do_not_depend_on_workers_and_ranks_have_different_s
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"rank": 1, "world_size": 2}])
 def test_resuming_after_every_batch_with_shares_gives_the_remaining_batches(per, options):
     mix = make_mix(length=150, weights=T.by_epoch({0: [0.7, 0.3], 1: [0.2, 0.8]}), per=per)
-    options = options | DIVIDED
+    options = options | LOADER_OPTIONS
     expected = take_batches(make_loader(mix, 8, **options), 2)
     length = len(expected) // 2
     for stop in range(length + 1):
@@ -420,7 +420,7 @@ def test_mix_with_shares_of_batches_resumes_with_another_division_between_epochs
     assert other.epoch == 1
 
 
-def test_mix_refuses_a_state_of_a_mix_with_other_shares():
+def test_mix_refuses_a_state_of_a_mix_with_another_per():
     states = [make_loader(make_mix(per=per)).state_dict() for per in ("sample", *PER)]
     for state, per in zip(states, (*PER, "sample"), strict=True):
         with pytest.raises(ValueError, match=r"order was 'mixed-[0-9a-f]{8}-shuffled' and is 'mixed-"):
@@ -430,7 +430,7 @@ def test_mix_refuses_a_state_of_a_mix_with_other_shares():
 @pytest.mark.parametrize("per", PER)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_replay_and_sampler_of_a_mix_with_shares_have_the_samples_of_its_batches(per, ranks):
-    loader = make_loader(make_mix(length=45, per=per), 8, rank=ranks - 1, world_size=ranks, **DIVIDED)
+    loader = make_loader(make_mix(length=45, per=per), 8, rank=ranks - 1, world_size=ranks, **LOADER_OPTIONS)
     indices = list(loader.sampler)
     assert len(loader.sampler) == len(indices)
     assert indices == [index for _, info in loader for index in info.indices.tolist()]
@@ -497,7 +497,7 @@ def test_map_of_a_mix_keeps_its_shares():
         ),
     ],
 )
-def test_mix_refuses_other_shares_and_streams(datasets, per, error, text):
+def test_mix_refuses_an_unknown_per_and_iterable_datasets(datasets, per, error, text):
     with pytest.raises(error, match=exactly(f"Mix{text}")):
         gl.Mix(datasets, [1, 1], per=per)
 

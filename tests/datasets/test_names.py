@@ -46,4 +46,4 @@ def test_dataset_signatures_name_each_argument(kind):
     parameters = inspect.signature(kind).parameters
     variable = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
     assert not {parameter.kind for parameter in parameters.values()} & variable
-    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}, "REPLACEMENTS in gpuload/datasets/names.py has arguments"
+    assert set(REPLACEMENTS) & set(parameters) <= {"classes"}, "remove from REPLACEMENTS in gpuload/datasets/names.py"

@@ -107,7 +107,7 @@ def test_find_leaves_refuses_to_choose_between_two_candidates(sample, first, sec
     ],
 )
 def test_find_leaves_refuses_an_array_named_like_a_mask(sample, leaf):
-    with pytest.raises(TypeError, match=re.escape(f"{leaf}") + ".*has the name of a mask: gpuload does not guess"):
+    with pytest.raises(TypeError, match=re.escape(leaf) + ".*has the name of a mask: gpuload does not guess"):
         image_leaves(sample)
     assert image_leaves((DECLARED, sample)) == [0]
 
@@ -294,6 +294,6 @@ def test_loader_warns_if_only_later_samples_have_a_mask():
         gpuload_batches(samples, 2, transforms=FLIP, collate_fn=list)
 
 
-def test_loader_warns_if_the_first_chunk_did_not_fit():
-    large = np.zeros((900, 900, 3), np.uint8)
+def test_loader_warns_if_the_first_chunk_does_not_fit_in_its_slot():
+    large = np.zeros((900, 900, 3), np.uint8)  # 2.4 MB; the first slots allow 320 KiB per sample
     assert len(warnings_of((large, large[..., 0]), FLIP)) == 1

@@ -24,7 +24,7 @@ SAME_STRUCTURE = {
     "one of several plain types": lambda i: (i if i % 2 else None, f"n{i}" if i else b"n"),
     "a dict": lambda i: {"b": i, "a": [i, (i,)], 3: {}},
     "keys of several types": lambda i: {"b": i, 1: i},
-    "nothing": lambda i: (),
+    "an empty tuple": lambda i: (),
 }
 
 
@@ -49,7 +49,7 @@ def test_transpose_samples_keeps_the_order_of_keys():
     assert (keys, keys.order) == (("a", "b"), ("b", "a"))
 
 
-DIFFERENT_STRUCTURES = {
+REFUSED_SAMPLES = {
     "of two lengths": [(1, 2), (1,)],
     "with other keys": [{"a": 1}, {"b": 1}],
     "with keys in another order": [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
@@ -65,9 +65,9 @@ DIFFERENT_STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("case", DIFFERENT_STRUCTURES)
-def test_transpose_samples_of_different_structures_returns_none(case):
-    assert transpose_samples(DIFFERENT_STRUCTURES[case]) is None
+@pytest.mark.parametrize("case", REFUSED_SAMPLES)
+def test_transpose_samples_of_different_structures_or_unsupported_types_returns_none(case):
+    assert transpose_samples(REFUSED_SAMPLES[case]) is None
 
 
 def test_flatten_makes_metadata_one_leaf_which_describe_shows_by_type() -> None:

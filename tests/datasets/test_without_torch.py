@@ -118,12 +118,12 @@ def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleT
     if kind == "subset":
         dataset = Subset(images, [7, 2, 5, 9, 0, 3])
     options: dict[str, Any] = {"batch_size": 3, "device": "cpu", "transforms": [T.RandomCrop(16)]}
-    with gl.Loader(dataset, num_workers=2, **options) as loader, gl.Loader(dataset, num_workers=0, **options) as here:
+    with gl.Loader(dataset, num_workers=2, **options) as loader, gl.Loader(dataset, num_workers=0, **options) as inline:
         assert loader.dataset is dataset
 
         def assert_equal_epochs() -> list[int]:
             labels = []
-            for (pixels, targets), (expected, expected_targets) in zip(loader, here, strict=True):
+            for (pixels, targets), (expected, expected_targets) in zip(loader, inline, strict=True):
                 assert pixels.equal(expected)
                 assert targets.equal(expected_targets)
                 labels += targets.tolist()
@@ -131,7 +131,7 @@ def test_workers_read_image_folder_without_torch_and_see_changes(vision: ModuleT
 
         labels_before = assert_equal_epochs()
         pids = loader._session.engine.pids
-        assert [pid for pid in pids if has_torch(pid)] == []
+        assert {has_torch(pid) for pid in pids} == {False}
         images.samples.reverse()
         assert assert_equal_epochs() != labels_before
         images.samples = [(path, 5) for path, _ in images.samples]

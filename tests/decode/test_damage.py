@@ -43,7 +43,7 @@ def test_truncated_jpeg_decodes_only_above_the_damage(decoder, picture, encode, 
             break
         np.testing.assert_array_equal(pixels, intact[region[0] : bottom, 11:101])
         intact_rows = bottom
-    assert 24 <= intact_rows <= 0.75 * 83  # of 83 rows, of whose data 60% are left
+    assert 24 <= intact_rows <= 0.75 * 83  # of 83 rows; 60% of the scan is left
     for bottom in range(intact_rows + 1, 84):
         with pytest.raises(DecodeError, match="the damage extends into the needed rows of the file"):
             decode(decoder, truncated, (0, 0, bottom, 122))
@@ -68,7 +68,7 @@ def test_marker_within_a_scan_is_refused_or_decoded_like_pillow(picture, encode,
     intact = decode(decoder, jpeg)
     top, height = 2, 13
     outcomes = {"refused": 0, "above the damage": 0, "as Pillow": 0}
-    scan = jpeg.rindex(b"\xff\xda") + (10 if "mode" in options else 14)
+    scan = jpeg.rindex(b"\xff\xda") + (10 if "mode" in options else 14)  # after the header of one or three components
     for length in range(scan, len(jpeg) - 2):
         for marker in range(1, 255) if length % 50 == 0 else (0x02, 0xC0 + length % 64):
             damaged = jpeg[:length] + bytes((0xFF, marker)) + appended
@@ -132,7 +132,7 @@ def test_jpeg_with_flipped_bits_decodes_like_pillow(decoder, picture, encode):
     """libjpeg warns and continues; then gpuload drops the pixels of nvImageCodec and simplejpeg, and uses Pillow."""
     rng = np.random.default_rng(11)
     jpeg = encode(picture, "JPEG", quality=90, subsampling=2)
-    scan = jpeg.rindex(b"\xff\xda") + 14
+    scan = jpeg.rindex(b"\xff\xda") + 14  # after the scan's header
     decoded = 0
     for _ in range(60):
         damaged = bytearray(jpeg)
@@ -208,7 +208,7 @@ def test_libraries_print_nothing_on_damaged_files(tmp_path, picture, encode):
 @pytest.mark.processes
 @lacking.needs("nvidia.nvimgcodec")
 def test_nvimagecodec_frees_the_memory_of_an_image_that_it_refused(tmp_path, picture, encode):
-    """nvImageCodec warns, so Pillow decodes the image. nvImageCodec once kept the memory that it had taken."""
+    """nvImageCodec warns, so Pillow decodes the image. nvImageCodec once did not free its memory then."""
     large = encode(np.zeros((6000, 6000, 3), np.uint8), "JPEG", quality=50)
     (tmp_path / "large").write_bytes(large[:-2] + bytes(50) + large[-2:])
     (tmp_path / "small").write_bytes(encode(picture))
@@ -231,12 +231,12 @@ def test_load_truncated_images_changes_only_the_advice(format, picture, encode, 
     """With the flag, Pillow would fill up the image in this process, but not in workers."""
     data = encode(picture, format)
     truncated = data[: len(data) // 2]
-    with pytest.raises(DecodeError) as unset:
+    with pytest.raises(DecodeError) as without_flag:
         decode(Decoder(Decode()), truncated)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    with pytest.raises(DecodeError) as error:
+    with pytest.raises(DecodeError) as with_flag:
         decode(Decoder(Decode()), truncated)
-    advice = str(error.value).removeprefix(str(unset.value))
+    advice = str(with_flag.value).removeprefix(str(without_flag.value))
     assert advice.startswith(". PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, but gpuload never fills in")
     assert 'on_error="skip"' in advice
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True

@@ -67,7 +67,7 @@ def test_read_scans_skips_segments_and_junk_between_scans(picture, encode):
 
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"mode": "L"}])
-def test_read_scans_says_that_a_progressive_jpeg_lacks_scans(picture, encode, options):
+def test_read_scans_reports_that_a_progressive_jpeg_lacks_scans(picture, encode, options):
     jpeg = encode(picture, "JPEG", progressive=True, **options)
     header = header_of(jpeg)
     scan, ends = header.first_scan, []
@@ -113,7 +113,7 @@ def pillow_exif(entries: dict[int, object], endian: str) -> bytes:
     ("entries", "expected"),
     [({0x0112: 6}, 6), ({}, 1), ({0x0112: 9}, 1), ({0x0112: 0}, 1), ({0x010F: "maker", 0x0112: 3, 0x0132: "x"}, 3)],
 )
-def test_read_orientation_of_an_exif_block(entries, expected, endian):
+def test_read_orientation_returns_the_orientation_of_an_exif_block_or_1_if_invalid(entries, expected, endian):
     assert read_orientation(pillow_exif(entries, endian), b"") == expected
 
 

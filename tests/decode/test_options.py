@@ -10,7 +10,7 @@ import pytest
 from gpuload.decode import Decode
 
 
-def test_decode_defaults_and_pickling():
+def test_decode_has_its_defaults_and_equals_its_unpickled_copy():
     limits = {"max_scan_pixels": 1 << 31, "max_bytes": 1 << 30, "max_memory": 2 << 30}
     assert Decode() == Decode(scale="exact", exif=None, max_pixels=178_956_970, max_scans=256, **limits)
     assert pickle.loads(pickle.dumps(Decode(exif=True))) == Decode(exif=True)

@@ -55,7 +55,7 @@ def tiff_file(*pages: Tags, order: str = "<", big: bool = False) -> bytes:
 
 @pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_read_pages_of_each_byte_order_and_of_big_tiffs(order: str, big: bool) -> None:
+def test_read_pages_returns_each_page_in_both_byte_orders_and_of_big_tiffs(order: str, big: bool) -> None:
     data = tiff_file(page_tags(), page_tags(3, 16), page_tags(2, 8, t339=(2, 2), t32997=(5,)), order=order, big=big)
     assert read_pages(data) == [Page(1, 8, 1, 1), Page(3, 16, 1, 1), Page(2, 8, 2, 5)]
 

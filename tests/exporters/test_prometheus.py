@@ -105,7 +105,7 @@ def test_counters_restart_at_zero_when_workers_are_not_persistent(registry):
 
 
 @pytest.mark.processes
-def test_scrapes_from_another_thread_see_counters_grow(registry):
+def test_scrapes_from_another_thread_raise_no_error_and_see_no_counter_decrease(registry):
     loop_ended, counts, errors = threading.Event(), [], []
 
     def scrape() -> None:
@@ -128,7 +128,7 @@ def test_scrapes_from_another_thread_see_counters_grow(registry):
             thread.join()
         assert registry.get_sample_value("gpuload_worker_busy_ratio", {"loader": "default", "worker": "0"}) > 0
     assert errors == []
-    assert counts == sorted(counts)
+    assert counts == sorted(counts) != [], "no scrape, or a counter decreased"
     assert batch_count == 12 == metric_value(registry, "batches_total")
 
 

@@ -50,7 +50,7 @@ def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
         for index in range(2):
             device = Accelerator(torch.device("cuda", index))
             for stream in (device.current_stream(), device.new_stream()):
-                for record, name, what in (
+                for record, name, expected_wait in (
                     (device.record, "cudaEventCreate", "event"),
                     (device.record_for_host, "cudaEventCreate, blocking", "blocking event"),
                 ):
@@ -64,7 +64,7 @@ def test_events_for_the_host_are_blocking_and_those_for_streams_are_not():
                     assert not event.query()
                     waits.clear()
                     event.synchronize()
-                    assert (waits, ran, event.query()) == ([what], [1], True)
+                    assert (waits, ran, event.query()) == ([expected_wait], [1], True)
             assert torch.cuda.current_device() == 0
         runtime().watch_waits(None)
 
@@ -78,10 +78,10 @@ def test_host_access_to_device_memory_crashes():
     result = run(
         """
         import ctypes
-        made = torch.ones(4, device="cuda")
+        tensor = torch.ones(4, device="cuda")
         torch.cuda.synchronize()
         print("here", flush=True)
-        ctypes.string_at(made.data_ptr(), 4)
+        ctypes.string_at(tensor.data_ptr(), 4)
         print("still here")
         """
     )

@@ -23,7 +23,7 @@ def test_output_to_closed_streams_reaches_no_sample_and_no_message_of_a_decoder(
                     links = [os.readlink(f"/proc/self/fd/{{number}}") for number in (0, 1, 2)]
                     print(*links, file.fileno(), file=file)
                 if index == 20 and happens_first("death"):
-                    os.kill(os.getpid(), signal.SIGKILL)  # the replacing worker is checked too
+                    os.kill(os.getpid(), signal.SIGKILL)  # its replacement is checked too
 
         class Images(Numbers):
             def __getitem__(self, index):

@@ -81,12 +81,12 @@ class DeadlyStream:
     """The numbers 0 … 7. The n-th process that iterates over them exits at the number `exit_numbers[n]`."""
 
     def __init__(self, folder: Path, exit_numbers: list[int]) -> None:
-        self.folder, self.ends = str(folder), exit_numbers
+        self.folder, self.exit_numbers = str(folder), exit_numbers
 
     def __iter__(self):
         process_number = len(os.listdir(self.folder))
         Path(self.folder, str(os.getpid())).touch()
-        exit_number = self.ends[process_number] if process_number < len(self.ends) else None
+        exit_number = self.exit_numbers[process_number] if process_number < len(self.exit_numbers) else None
         for number in range(8):
             if number == exit_number:
                 exit_with_7()
@@ -114,7 +114,7 @@ class DeadlyState(DeadlyStream):
 
     def load_state_dict(self, state):
         process_number = len(os.listdir(self.folder))
-        if process_number < len(self.ends) and self.ends[process_number] < state["number"]:
+        if process_number < len(self.exit_numbers) and self.exit_numbers[process_number] < state["number"]:
             Path(self.folder, str(os.getpid())).touch()
             exit_with_7()
         self.number = state["number"]
@@ -264,19 +264,19 @@ def test_workers_killed_at_random_cost_no_sample_and_repeat_none(jpeg_folder):
     faults = gl.Faults(max_restarts=10**6)
     options = {"transforms": [T.CenterCrop(32)], "faults": faults, "info": True, "chunk_size": 2}
     with gl.Loader(dataset, 5, True, num_workers=2, device="cpu", **options) as loader:
-        deaths = 0
+        kills = 0
         for _ in range(6):
             seen = []
             for step, (_, info) in enumerate(loader):
                 seen += info.indices.tolist()
                 if step % 3 == 1:
                     pids = loader._session.engine.pids
-                    deaths += 1
+                    kills += 1
                     with contextlib.suppress(ProcessLookupError):  # the worker is dead already and not replaced yet
                         os.kill(generator.choice(pids), signal.SIGKILL)
             assert sorted(seen) == list(range(len(dataset)))
         assert len(loader.errors) == 0
-    assert deaths >= 18  # three in each of six epochs
+    assert kills >= 18  # three in each of six epochs
 
 
 KILLS = 100

@@ -327,8 +327,8 @@ def test_workers_of_an_iterable_dataset_share_torch(run_with_setup):
                 return iter(range(info.id, 40, info.num_workers))
         with make_loader(Stream()) as loader:
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
-            for pid in [*server_pids(), *template_pids()]:
-                assert "libtorch" in Path(f"/proc/{pid}/maps").read_text(), pid
+            pids = [*server_pids(), *template_pids()]
+            assert {"libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids} == {True}, pids
     """)
 
 

@@ -201,7 +201,7 @@ def test_a_signal_handler_can_close_the_loader_during_next(run_without_errors, t
         except SystemExit:
             pass
         else:
-            raise AssertionError
+            raise AssertionError("the closed loader finished its epoch")
         assert worker_pids() == []
     """)
 

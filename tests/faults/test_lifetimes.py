@@ -43,7 +43,7 @@ other.close()""",
 
 def test_a_closed_or_garbage_collected_loader_leaves_no_process_descriptor_or_mapping(run_without_errors):
     run_without_errors(f"""
-        before = held_resources()  # by one program, in which a case that leaves something behind shows in the next
+        before = held_resources()  # one program runs all cases, so that a late leak shows in the next case
         for how, code in {COLLECTED!r}.items():
             names = dict(globals(), loader=number_loader())
             exec(code, names)

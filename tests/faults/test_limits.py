@@ -52,17 +52,17 @@ def left_exactly(free):
     """Lower the limit until `free` descriptors are left, and turn off the garbage collector, which could free some."""
     gc.collect()
     gc.disable()
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     for soft in range(free, 100_000):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         if limits.descriptors_left() == free:
             return
+    raise AssertionError(f"no limit leaves exactly {free} descriptors")
 '''
 
 
-def run_program(program: str, *args: object, before: tuple[str, ...] = ()) -> dict:
+def run_program(program: str, *args: object, command_prefix: tuple[str, ...] = ()) -> dict:
     """Run a program and return the JSON that it prints."""
-    command = [*before, sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, args)]
+    command = [*command_prefix, sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, args)]
     root = Path(gl.__file__).parent.parent
     result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=root)
     assert result.returncode == 0, f"status {result.returncode}: {result.stderr[-3000:]}"
@@ -169,7 +169,7 @@ def test_a_loader_works_with_a_full_dev_shm():
             mapped = [line for lines in maps for line in lines if "/dev/shm" in line]
             print(json.dumps([full, bool(good), os.listdir("/dev/shm"), mapped, os.statvfs("/dev/shm").f_bfree]))
         """,
-        before=mount,
+        command_prefix=mount,
     )
     no_space = errno.ENOSPC
     assert result == [no_space, True, ["filler"], [], 0]
@@ -293,9 +293,9 @@ def test_little_memory_delays_workers_and_raises_no_error(group):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
-    left: list[int | None] = [None]
-    monkeypatch.setattr(session, "memory_left_bytes", lambda: left[0])
+def test_next_without_free_memory_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
+    left_bytes: list[int | None] = [None]
+    monkeypatch.setattr(session, "memory_left_bytes", lambda: left_bytes[0])
 
     class Grey:
         def __len__(self):
@@ -306,10 +306,10 @@ def test_next_raises_limit_error_and_the_next_epoch_works(monkeypatch, workers):
 
     with gl.Loader(Grey(), 8, num_workers=workers, device="cpu", chunk_size=4, transforms=[T.Resize((8, 8))]) as loader:
         for _ in range(3):
-            left[0] = 0
+            left_bytes[0] = 0
             with pytest.raises(gl.LimitError, match="decoded images need"):
                 list(loader)
-            left[0] = None
+            left_bytes[0] = None
             assert [images[:, 0, 0, 0].tolist() for images, _ in loader] == [
                 list(range(start, start + 8)) for start in range(0, 64, 8)
             ]

@@ -38,7 +38,7 @@ def test_a_template_that_is_killed_is_replaced_and_no_sample_is_lost(run_without
         assert template_pids() != [first_pid]
         check_epoch(loader)
         loader.close()
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)
 
 
@@ -52,11 +52,11 @@ def test_objects_of_the_dataset_are_frozen_in_workers(run_without_errors):
             def __len__(self):
                 return 40
             def __getitem__(self, index):
-                new = [[]]
-                return [any(entry is value for entry in gc.get_objects()) for value in (self.entries, new)]
+                list_of_worker = [[]]
+                return [any(entry is value for entry in gc.get_objects()) for value in (self.entries, list_of_worker)]
         loader = gl.Loader(Data(), 4, num_workers=2, device="cpu")
-        tracked = [(dataset.any(), new.all()) for dataset, new in loader]
-        assert tracked == [(False, True)] * 10, tracked
+        tracked = [(of_dataset.any(), of_worker.all()) for of_dataset, of_worker in loader]
+        assert tracked == [(False, True)] * 10, tracked  # the collector does not traverse frozen objects
         loader.close()
     """)
 
@@ -159,7 +159,7 @@ def test_a_worker_that_is_forked_later_has_the_current_environment_of_its_parent
     run_without_errors("""
         import resource
         logging.disable()
-        class Surroundings:
+        class Environment:
             def __len__(self): return 400
             def __getitem__(self, index):
                 die_once_at(100)(index)
@@ -167,15 +167,14 @@ def test_a_worker_that_is_forked_later_has_the_current_environment_of_its_parent
                 limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
                 return str((os.getcwd(), *variables, limit, os.readlink("/proc/self/fd/1")))
         os.environ["OLD"] = "1"
-        loader = gl.Loader(Surroundings(), 4, num_workers=1, device="cpu", chunk_size=1, prefetch_factor=1)
+        loader = gl.Loader(Environment(), 4, num_workers=1, device="cpu", chunk_size=1, prefetch_factor=1)
         batches = iter(loader)
         first_batch = next(batches)
         os.chdir(f"{tmp}/other")
         os.environ["NEW"] = "2"
         del os.environ["OLD"]
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        new = os.open(f"{tmp}/printed", os.O_WRONLY | os.O_CREAT)
-        os.dup2(new, 1)
+        os.dup2(os.open(f"{tmp}/printed", os.O_WRONLY | os.O_CREAT), 1)
         last_batch = list(batches)[-1]
         assert last_batch[0] == str((f"{tmp}/other", "2", None, "1", 0, f"{tmp}/printed")), last_batch
         assert first_batch[0] != last_batch[0]

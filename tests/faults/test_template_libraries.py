@@ -34,7 +34,7 @@ LIBRARIES = {
         "torch.get_num_threads() == 1 and torch.equal(matrix @ matrix, product)",
         FORKED_LOG,
     ),
-    "OpenMP with more": (
+    "OpenMP with three threads": (
         (),
         """
         import torch
@@ -55,7 +55,7 @@ LIBRARIES = {
         "cv2.imdecode(cv2.imencode('.png', cv2.blur(grey, (9, 9)))[1], 1).tolist() == grey.tolist()",
         FORKED_LOG,
     ),
-    "OpenCV at work": (
+    "OpenCV with two threads": (
         ("cv2",),
         """
         import cv2
@@ -155,7 +155,7 @@ LIBRARIES = {
 
 
 def write_module(folder, at_import: str, condition: str) -> str:
-    """Write the module of a dataset. Return a program that loads it and finds the line `text` in the log."""
+    """Write the module of a dataset. Return a program that loads it and assigns its log line to `text`."""
     (folder / "own_module.py").write_text(
         "import os, pathlib\n"
         + "file_name = pathlib.Path(__file__).with_name(f'of {os.getpid()}')\n"
@@ -187,8 +187,8 @@ def test_a_library_that_was_used_in_the_template_works_in_the_workers(run_withou
 
 # The code at the import of the dataset's module, and the text in the log.
 FILESYSTEMS = {
-    "with its loop, in the template": ("files = fsspec.filesystem('http')", THREADS_LOG),
-    "with its loop, in the workers": ("files = None", FORKED_LOG),
+    "of HTTP with its event loop, in the template": ("files = fsspec.filesystem('http')", THREADS_LOG),
+    "of HTTP with its event loop, in the workers": ("files = None", FORKED_LOG),
     "of files and memory, in the template": (
         "fsspec.filesystem('file').info('/'); fsspec.filesystem('memory').pipe('a', b'b'); files = None",
         FORKED_LOG,

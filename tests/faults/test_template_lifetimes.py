@@ -96,7 +96,7 @@ def test_many_deaths_leave_no_descriptor_and_no_zombie(run_with_prelude):
         assert len(first_pids & set(pool().pids)) == 1
         check_epoch(loader)
         loader.close()
-        assert held_resources()[1] == 0
+        assert held_resources()[1] == 0, "child processes remain"
     """)
 
 
@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_as_soon_as_it_is_forked_is_replaced(run_with_pr
         causes = pool().deaths.causes
         assert len(causes) == 20 and all(cause.startswith("killed by SIGKILL") for cause in causes), causes
         loader.close()
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)
 
 
@@ -138,7 +138,7 @@ def test_a_worker_is_used_although_its_template_died_after_the_fork(run_with_pre
         assert accepted[0].pid in pool().pids
         assert pool().deaths.causes == ["killed by SIGKILL"]
         loader.close()
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)
 
 
@@ -167,7 +167,7 @@ def test_a_stopped_template_delays_no_sample_and_is_replaced(run_with_prelude, t
         assert f"it did not fork a process for {{limit:g}} seconds" in pool().deaths.causes, pool().deaths.causes
         assert template_pids() != [first_pid]
         loader.close()
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)
 
 
@@ -183,7 +183,7 @@ def test_close_ends_a_stopped_template_and_its_workers(run_with_prelude):
         assert len(pool()._team) == 2
         loader.close()  # before its limit, KILL_WAIT_S
         assert is_dead(template)
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)
 
 
@@ -202,7 +202,7 @@ def test_worker_error_says_why_a_worker_cannot_be_forked(run_without_errors):
         with pytest.raises(gl.WorkerError, match="(?s)^worker [01] could not be forked.*Resource temporarily"):
             next(iter(loader))
         loader.close()
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)
 
 
@@ -263,7 +263,7 @@ def test_kills_at_random_moments_lose_and_repeat_no_sample(run_with_prelude, see
         assert len(pids) == 2
         loader.close()
         wait_until(lambda: all(is_dead(pid) for pid in pids), "the workers have exited")
-        assert held_resources()[1] == 0
+        assert held_resources()[1] == 0, "child processes remain"
     """)
 
 

@@ -20,7 +20,7 @@ def test_a_loader_works_in_any_thread_wherever_it_was_created(run_without_errors
             results.append(torch.cat(list(loader)).tolist() == list(range(40)))
 
         run_in_thread(lambda: load(number_loader()))
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
 
         loader = number_loader()
         run_in_thread(lambda: load(loader))
@@ -41,7 +41,7 @@ def test_a_loader_works_in_any_thread_wherever_it_was_created(run_without_errors
         names = [loader, iterator]
         del loader, iterator
         run_in_thread(names.clear)  # the loader is collected in another thread
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
         assert results == [True] * 4, results
     """)
 
@@ -80,8 +80,8 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(run_without_erro
             except RuntimeError as error:
                 errors.append(str(error))
         thread = threading.Thread(target=consume)
-        inside = threading.Event()
-        call_when_waiting_for_workers(lambda: len(seen) == 2, inside.set)
+        waits_for_workers = threading.Event()
+        call_when_waiting_for_workers(lambda: len(seen) == 2, waits_for_workers.set)
         thread.start()
         wait_for_the_hang()
         wait_until(lambda: len(seen) == 2, "the thread has both batches before the sample that hangs")
@@ -92,22 +92,22 @@ def test_close_ends_next_in_another_thread_with_a_runtime_error(run_without_erro
                 open(f"{{tmp}}/go", "w").close()
             threading.Thread(target=go).start()
         else:
-            assert inside.wait(LIMIT_S)
+            assert waits_for_workers.wait(LIMIT_S)
         began = time.monotonic()
         loader.close()
         assert time.monotonic() - began < 60  # close() does not wait for the sample
         thread.join(LIMIT_S)
         del thread
         assert errors == ["this iterator has ended: its Loader was closed meanwhile"], errors
-        wait_until(lambda: held_resources() == before, held_resources())
+        wait_until(lambda: held_resources() == before, "the resources of the loader are released")
     """)
 
 
 # The function of the dataset, and what the main thread does before the program ends.
 DAEMONS = {
     "in next()": ("hang_from_8", "wait_for_the_hang()"),
-    "in the loop body": ("int", "inside.wait(30)"),
-    "all the time": ("int", "time.sleep(0.05)"),
+    "in the loop body": ("int", "assert in_loop_body.wait(LIMIT_S)"),
+    "after 50 ms, wherever it is": ("int", "time.sleep(0.05)"),
 }
 
 
@@ -115,12 +115,12 @@ DAEMONS = {
 def test_a_daemon_thread_that_iterates_while_the_program_ends_prints_nothing(run_without_errors, where):
     function, wait = DAEMONS[where]
     run_without_errors(f"""
-        inside = threading.Event()
+        in_loop_body = threading.Event()
         def consume():
             loader = number_loader({function}, length=1000)
             while True:
                 for batch in loader:
-                    inside.set()
+                    in_loop_body.set()
                     time.sleep(0.01 if {where == "in the loop body"} else 0)
         threading.Thread(target=consume, daemon=True).start()
         {wait}
@@ -169,7 +169,7 @@ def test_a_forked_child_cannot_use_its_parents_loader_but_can_create_its_own(run
             next(open_iterator)
             {end}
         _, status = os.waitpid(child, 0)
-        assert status == 0
+        assert status == 0, "the child failed: its error is printed above"
         assert sorted(worker_pids()) == sorted(pids)
         assert equal_epochs(seen + list(iterator), reference)
         assert sorted(worker_pids()) == sorted(pids)
@@ -197,5 +197,5 @@ def test_dead_workers_are_replaced_where_their_exit_status_is_lost(run_without_e
         assert not happens_first("17"), "no worker has died"
         assert len(worker_pids()) == 2
         loader.close()
-        assert held_resources() == before
+        assert held_resources() == before, (held_resources(), before)
     """)

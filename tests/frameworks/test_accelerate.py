@@ -52,7 +52,7 @@ def popen():
 def test_load_state_in_a_new_job_gives_the_remaining_batches(tmp_path, popen):
     for options in (
         {"name": "undisturbed", "save_after": 7, "resume": False},
-        {"name": "resumed", "save_after": -1, "resume": True},
+        {"name": "resumed", "save_after": None, "resume": True},
     ):
         run_successfully(tmp_path, TRAINING, options, ranks=2, popen=popen)
     numbers_by_rank = []

@@ -24,13 +24,13 @@ from gpuload.cli.processes import tree
 # A node is declared dead after five seconds without an answer, which a busy machine does not exceed.
 impatient = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 10}
 small = {"num_cpus": 1, "object_store_memory": 100 << 20}
-first = {**small, "include_dashboard": False, "_system_config": impatient}
-cluster = Cluster(initialize_head=True, head_node_args=first)
+head_node = {**small, "include_dashboard": False, "_system_config": impatient}
+cluster = Cluster(initialize_head=True, head_node_args=head_node)
 second_node = cluster.add_node(**small)
 ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def epoch(name, loader, on_step_9=lambda: None):
+def log_epoch(name, loader, on_step_9=lambda: None):
     loader.set_epoch(3)
     log = StepLog(name)
     for step, (images, numbers) in enumerate(loader):
@@ -56,16 +56,16 @@ def add_node():
     loader._session.feed.await_engine()
 
 
-epoch("here", gl.Loader(Numbered(2000), num_workers=0, **options()))
+log_epoch("here", gl.Loader(Numbered(2000), num_workers=0, **options()))
 loader = gl.Loader(Numbered(2000), workers=gl.RayWorkers(count=2, workers_per_actor=1), **options())
 with loader:
-    batches = iter(loader)
+    batches = iter(loader)  # starts the workers
     loader._session.feed.await_engine()
-    epoch("there", loader)
+    log_epoch("there", loader)
     nodes = {actor.last_report.node for actor in loader._session.engine._actors}
-    epoch("killed", loader, kill_node)
+    log_epoch("killed", loader, kill_node)
     deaths = loader._session.engine.deaths.causes
-    epoch("replaced", loader, add_node)
+    log_epoch("replaced", loader, add_node)
 
 # A program that is killed in mid-epoch.
 victim = '''

@@ -41,15 +41,15 @@ def num_workers(request):
     return request.param
 
 
-def through_json(state):
+def round_trip_json(state):
     return json.loads(json.dumps(state))
 
 
-def through_pickle(state):
+def round_trip_pickle(state):
     return pickle.loads(pickle.dumps(state))
 
 
-def through_torch(state):
+def round_trip_torch(state):
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -91,12 +91,12 @@ def test_loader_gives_the_same_batches_as_stateful_dataloader(num_workers):
     assert len(batches) == 2 * STEPS
 
 
-@pytest.mark.parametrize("carry", [through_json, through_pickle, through_torch])
-def test_resume_in_the_middle_of_an_epoch_continues_identically(loader_class, num_workers, carry):
+@pytest.mark.parametrize("round_trip", [round_trip_json, round_trip_pickle, round_trip_torch])
+def test_resume_in_the_middle_of_an_epoch_continues_identically(loader_class, num_workers, round_trip):
     undisturbed, _ = train(make_loader(loader_class, num_workers), 0, 3)
     for stop in ((0, 1), (1, 3), (1, STEPS - 1)):
         seen, checkpoint = train(make_loader(loader_class, num_workers), 0, 3, stop=stop)
-        checkpoint = carry(checkpoint)
+        checkpoint = round_trip(checkpoint)
         loader = make_loader(loader_class, num_workers, state=checkpoint["loader"])
         assert seen + train(loader, checkpoint["epoch"], 3)[0] == undisturbed
 
@@ -120,7 +120,7 @@ def test_resume_of_a_shuffled_epoch_continues_identically(loader_class, num_work
 
 def test_two_loaders_that_take_turns_resume_identically(loader_class, num_workers):
     def make_pair(states=(None, None)):
-        return [make_loader(loader_class, num_workers, is_second, states[is_second]) for is_second in (False, True)]
+        return [make_loader(loader_class, num_workers, shuffle, states[shuffle]) for shuffle in (False, True)]
 
     def load_in_turns(loaders):
         return [[comparable(batch) for batch in batches] for batches in zip(*loaders, strict=True)]
@@ -131,7 +131,7 @@ def test_two_loaders_that_take_turns_resume_identically(loader_class, num_worker
     assert seen + load_in_turns(make_pair([loader.state_dict() for loader in loaders])) == undisturbed
 
 
-def test_state_dict_after_load_state_dict_is_the_loaded_state(loader_class):
+def test_state_dict_after_load_state_dict_resumes_like_the_loaded_state(loader_class):
     _, checkpoint = train(make_loader(loader_class), 0, 1, stop=(0, 3))
     undisturbed, _ = train(make_loader(loader_class), 0, 1)
     loaded_state = make_loader(loader_class, state=checkpoint["loader"]).state_dict()

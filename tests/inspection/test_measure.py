@@ -128,7 +128,7 @@ def test_sample_whose_dataset_raises_is_damaged() -> None:
 def test_image_that_fails_only_when_decoded_is_damaged(tmp_path: Path) -> None:
     dataset = gl.ImageFolder(folder(tmp_path, {"a": 3}))
     data = bytearray(picture(1, 200, 200))
-    data[-200:-100] = b"\xff\xda" * 50
+    data[-200:-100] = b"\xff\xda" * 50  # markers of scans, within the data of a scan
     (tmp_path / "a" / "1.jpg").write_bytes(data)
     result = measure_files([dataset], ["x"], workers=0)
     assert result.rows["state"].tolist() == [GOOD] * 3

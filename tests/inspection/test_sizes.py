@@ -33,7 +33,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def picture_folder(root: Path, count: int = 3) -> Path:
+def picture_folder(root: Path) -> Path:
     """Write images of all formats and different sizes, small ones and ones longer than `START_BYTES`."""
     for name in ("a", "b"):
         (root / name).mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_sizes_of_all_formats_are_those_of_pillow(tmp_path, num_workers):
 
 def test_sizes_of_several_batches_are_in_the_order_of_the_dataset(tmp_path):
     (tmp_path / "images").mkdir()
-    for i in range(293):
+    for i in range(293):  # more than BATCH_SIZE
         Image.new("L", (1 + i, 7)).save(tmp_path / "images" / f"{i:04d}.png")
     sizes = gl.image_sizes(gl.ImageFiles(tmp_path / "images"), num_workers=0)
     assert sizes.tolist() == [[7, 1 + i] for i in range(293)]
@@ -90,7 +90,7 @@ class Listed:
         return {"caption": "words", "image": gl.read(self.paths[index])}
 
 
-def test_sizes_of_wrapped_joined_mapped_mixed_and_user_datasets(tmp_path):
+def test_sizes_of_wrapped_joined_mapped_mixed_and_user_datasets_are_those_of_pillow(tmp_path):
     first, second = (
         gl.ImageFolder(picture_folder(tmp_path / name), extensions=ENDINGS) for name in ("first", "second")
     )
@@ -108,7 +108,7 @@ def test_sizes_of_wrapped_joined_mapped_mixed_and_user_datasets(tmp_path):
     assert gl.image_sizes([], num_workers=0).shape == (0, 2)
 
 
-def test_sizes_of_stores(tmp_path):
+def test_sizes_of_tar_shards_and_of_a_cache_are_those_of_pillow(tmp_path):
     dataset = gl.ImageFolder(picture_folder(tmp_path / "images"), extensions=ENDINGS)
     expected = sizes_by_pillow(dataset.paths)
     members = {f"{i:03d}.{path.rpartition('.')[2]}": Path(path).read_bytes() for i, path in enumerate(dataset.paths)}
@@ -121,7 +121,7 @@ def test_sizes_of_stores(tmp_path):
 
 
 @pytest.mark.integration
-def test_sizes_of_parquet(tmp_path):
+def test_sizes_of_parquet_are_those_of_pillow(tmp_path):
     dataset = gl.ImageFolder(picture_folder(tmp_path / "images"), extensions=ENDINGS)
     gl.pack(dataset, tmp_path / "packed", to="parquet", workers=0)
     packed = gl.Parquet(tmp_path / "packed" / "*.parquet")
@@ -234,7 +234,7 @@ class Stream(IterableDataset):
         (["words"], r"sample 0, .*TypeError: the sample has no image, only str"),
     ],
 )
-def test_what_has_no_images_is_refused(dataset, message):
+def test_image_sizes_of_an_object_without_images_raises_type_error(dataset, message):
     with pytest.raises(TypeError, match=message):
         gl.image_sizes(dataset, num_workers=0)
 
@@ -243,7 +243,7 @@ def test_what_has_no_images_is_refused(dataset, message):
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def read_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the length of each dataset that is read."""
     lengths: list[int] = []
     read_sizes = sizes_module._read_sizes
@@ -260,61 +260,61 @@ def open_folder(root: Path) -> gl.ImageFolder:
     return gl.ImageFolder(root, extensions=ENDINGS)
 
 
-def test_the_result_is_kept_until_a_folder_changes(tmp_path, passes, cache):
+def test_image_sizes_are_kept_until_a_folder_changes(tmp_path, read_lengths, cache):
     root = picture_folder(tmp_path / "images")
     expected = gl.image_sizes(open_folder(root), num_workers=0)
     assert np.array_equal(gl.image_sizes(open_folder(root), num_workers=0), expected)
-    assert passes == [12]
+    assert read_lengths == [12]
     assert len(list(cache.glob("*.index"))) == 1
     gl.image_sizes(open_folder(root), num_workers=0, decode=Decode(exif=True))
-    assert passes == [12, 12], "another orientation gives other sizes"
+    assert read_lengths == [12, 12], "the sizes of another orientation were read from the cache"
     gl.image_sizes(open_folder(root), num_workers=0)
-    assert passes == [12, 12], "both are kept"
+    assert read_lengths == [12, 12], "the sizes of the first orientation were read again"
     (root / "a" / "new.jpg").write_bytes(jpeg_bytes(NOISE))
     settle(root)
     assert gl.image_sizes(open_folder(root), num_workers=0).tolist() == sizes_by_pillow(open_folder(root).paths)
-    assert passes[2:] == [13]
+    assert read_lengths[2:] == [13]
     # A file that replaces another one under its name is a change of its folder, too.
     (root / "x").write_bytes(jpeg_bytes(NOISE[:11]))
     os.replace(root / "x", root / "a" / "new.jpg")
     os.utime(root / "a", (time.time() - 50,) * 2)
     assert gl.image_sizes(open_folder(root), num_workers=0).tolist() == sizes_by_pillow(open_folder(root).paths)
-    assert passes[3:] == [13]
+    assert read_lengths[3:] == [13]
 
 
-def test_the_result_of_a_folder_that_has_just_changed_is_not_kept(tmp_path, passes):
+def test_image_sizes_of_a_folder_that_has_just_changed_are_not_kept(tmp_path, read_lengths):
     root = picture_folder(tmp_path / "images")
     os.utime(root / "b")
     for _ in range(2):
         gl.image_sizes(open_folder(root), num_workers=0)
-    assert passes == [12, 12]
+    assert read_lengths == [12, 12]
 
 
-def test_the_result_of_a_store_is_kept_until_its_file_changes(tmp_path, passes):
+def test_image_sizes_of_a_store_are_kept_until_its_file_changes(tmp_path, read_lengths):
     for height in (20, 30):
         file = archive(tmp_path / "a.tar", {"0.jpg": jpeg_bytes(smooth_image(height, 9, 0))})
         os.utime(file, (1000 + height,) * 2)
         for _ in range(2):
             assert gl.image_sizes(gl.TarShards(file, fields="jpg"), num_workers=0).tolist() == [[height, 9]]
-    assert passes == [1, 1]
+    assert read_lengths == [1, 1]
 
 
-def test_the_results_of_several_subsets_and_lists_of_one_folder_are_kept(tmp_path, passes):
+def test_image_sizes_of_several_subsets_of_one_folder_are_kept(tmp_path, read_lengths):
     dataset = open_folder(picture_folder(tmp_path / "images"))
     expected = sizes_by_pillow(dataset.paths)
     for _ in range(2):
         for indices in ([0, 2, 4], [1, 3, 5]):
             sizes = gl.image_sizes(Subset(dataset, indices), num_workers=0)
             assert sizes.tolist() == [expected[index] for index in indices]
-    assert passes == [3, 3]
+    assert read_lengths == [3, 3]
 
 
-def test_results_of_users_functions_and_failed_results_are_not_kept(tmp_path, passes, cache):
+def test_image_sizes_of_user_functions_or_with_an_error_are_not_kept(tmp_path, read_lengths, cache):
     dataset = open_folder(picture_folder(tmp_path / "images"))
     for data in (dataset.map(lambda sample: sample), Listed(list(dataset.paths))):
         for _ in range(2):
             gl.image_sizes(data, num_workers=0)
-    assert passes == [12] * 4
+    assert read_lengths == [12] * 4
     Path(dataset.paths[0]).write_bytes(b"")
     for _ in range(2):
         with pytest.raises(gl.SampleError, match="sample 0"):
@@ -336,7 +336,7 @@ def test_progress_is_shown_in_a_terminal_if_reading_takes_a_while(tmp_path, monk
         assert terminal.getvalue() == "\rgpuload: reading image sizes, 12 of 12\n" * is_slow
 
 
-def test_starts_are_read_in_their_context_only(tmp_path):
+def test_read_starts_shortens_read_file_only_in_its_context(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(b"\xff\xd8\xff" + bytes(100))
     with file_module.read_starts(10):

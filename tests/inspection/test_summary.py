@@ -72,8 +72,8 @@ def test_mean_std_and_normalize_come_from_all_pixels() -> None:
     (pixel_kind,) = summary["pixels"]["kinds"]
     np.testing.assert_allclose(pixel_kind["mean"], pixels.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(pixel_kind["std"], pixels.std(axis=0), rtol=1e-12)
-    pasted = eval(pixel_kind["normalize"], {"T": T})
-    np.testing.assert_allclose(pasted.mean, pixels.mean(axis=0), atol=1e-4)
+    normalize = eval(pixel_kind["normalize"], {"T": T})
+    np.testing.assert_allclose(normalize.mean, pixels.mean(axis=0), atol=1e-4)
 
 
 def test_mean_and_std_of_16_bit_images_are_fractions_of_65535() -> None:

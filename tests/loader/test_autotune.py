@@ -374,9 +374,9 @@ def window_lengths(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
     return lengths
 
 
-def test_window_is_long_enough_for_its_figures():
+def test_window_has_more_batches_if_they_are_short_or_uneven_or_workers_are_many():
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.1, 0.01))[:2] == [4, 4]
-    assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.008, 0.001))[:2] == [13, 13]  # a tenth of a second
+    assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.008, 0.001))[:2] == [13, 13]  # at least 0.1 s
     growing = [(0.1 * 1.2**n, 0.01) for n in range(60)]  # the halves of a window never agree
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), *growing)[:2] == [12, 12]
     lengths = window_lengths(Autotune(Setting(8, 2), cpus=8), (0.1, 0.01))
@@ -395,7 +395,7 @@ def test_trial_of_a_prefetch_factor_skips_ready_batches_and_has_a_longer_window(
     assert window_lengths(auto, (0.1, 0.02))[0] == 12
 
 
-def test_step_gives_its_reason():
+def test_step_reason_states_the_wait_and_the_busy_workers():
     step, *_ = tune(Simulation(decoding(8), quick_step)).steps.values()
     figures = r"\(\d+\.\d of \d+\.\d ms per batch\), and 1\.0 of 1 workers are busy"
     assert re.fullmatch(rf"the loop waits 99% of the time {figures}", step.reason)
@@ -465,14 +465,14 @@ def test_batches_have_equal_bits_while_the_number_of_workers_changes(four_cpus, 
     caplog.set_level(logging.INFO, "gpuload")
     remaining = script_rule(Setting(2, 2), Setting(1, 4), Setting(4, 1), Setting(2, 8), Setting(1, 1))
     with make_loader(num_workers=0) as fixed, make_loader(num_workers="auto", prefetch_factor="auto") as auto:
-        numbers, epochs = set(), 0
+        worker_counts, epochs = set(), 0
         while remaining or not auto._autotune.is_settled:  # pyright: ignore
             epochs += 1
             assert epochs < 100
             for batch, expected in zip(auto, fixed, strict=True):
                 assert all(map(torch.equal, batch, expected)), auto.num_workers
-                numbers.add(auto.num_workers)
-        assert numbers == {1, 2, 3, 4}
+                worker_counts.add(auto.num_workers)
+        assert worker_counts == {1, 2, 3, 4}
         assert (auto.num_workers, auto.prefetch_factor) == (1, 1)
     messages = [record.message for record in caplog.records if record.levelno == logging.INFO]
     assert "num_workers 2 → 1, prefetch_factor 2 → 4: scripted" in messages
@@ -499,7 +499,7 @@ def test_load_state_dict_with_auto_resumes_with_the_settled_numbers(four_cpus, s
         assert len(list(batches)) == 20
 
 
-def test_num_workers_with_auto_is_the_current_number(four_cpus):
+def test_num_workers_and_prefetch_factor_with_auto_are_the_numbers_at_the_start(four_cpus):
     auto = make_loader(num_workers="auto", prefetch_factor="auto")
     assert (auto.num_workers, auto.prefetch_factor) == (3, 2)
     assert "num_workers=3" in repr(auto)
@@ -567,7 +567,7 @@ def rule_inputs(monkeypatch):
     return inputs
 
 
-def test_window_holds_its_batches_and_what_workers_did_in_its_time(rig, rule_inputs):
+def test_window_covers_its_batches_and_the_work_of_workers_meanwhile(rig, rule_inputs):
     rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # the first batch of an epoch does not count
     rig.batch(9.0, 9.0, busy=50.0, cpu=50.0)  # nor does the second, with which the window begins
     rig.batch(0.5, 0.125, busy=0.75, cpu=0.25)
@@ -602,7 +602,7 @@ def test_window_excludes_the_time_in_which_workers_start_or_stop(rig, rule_input
     assert rule_inputs[-1] == Load(busy=1.0, cpus=1.0)  # the CPU clocks do not move, so all time counts as computing
 
 
-def test_tuner_applies_and_logs_what_the_rule_decides(rig, script_rule, caplog):
+def test_tuner_applies_and_logs_a_decision_of_the_rule(rig, script_rule, caplog):
     caplog.set_level(logging.INFO, "gpuload")
     script_rule(Setting(3, 5))
     for _ in range(3):
@@ -630,7 +630,7 @@ def test_tuner_accepts_a_pool_that_cannot_grow(rig):
     ({"descriptors_left": 22}, Room(4, 8, "open files")),  # 12 while a worker starts, 5 per worker
     ({"processes_left": (6, "a limit")}, Room(5, 8, "processes")),  # half of them are used
 ])  # fmt: skip
-def test_room_is_what_the_machine_allows(limits, room, rig, monkeypatch):
+def test_room_is_limited_by_memory_open_files_and_processes(limits, room, rig, monkeypatch):
     for name, value in limits.items():
         monkeypatch.setattr(autotune, name, lambda value=value: value)
     assert rig.tuner._room() == room
@@ -638,5 +638,5 @@ def test_room_is_what_the_machine_allows(limits, room, rig, monkeypatch):
 
 def test_room_counts_the_measured_memory_of_workers(rig, monkeypatch):
     monkeypatch.setattr(autotune, "memory_left_bytes", lambda: 4_000_000_000)
-    rig.pids, rig.max_workers = [os.getpid()], 10_000  # this process has torch
+    rig.pids, rig.max_workers = [os.getpid()], 10_000  # with torch, it uses more than 45 MB
     assert 2 < rig.tuner._room().workers < 2 + 2_000_000_000 // 45_000_000

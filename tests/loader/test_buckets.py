@@ -79,7 +79,7 @@ def test_images_have_the_shape_of_their_bucket_with_any_number_of_workers_and_ra
     for step in batches.values():
         assert len({shape for *_, shape in step}) == 1, "all ranks have one shape in a step"
         for rank in range(ranks):
-            assert len({str(entry[1:]) for entry in step if entry[0] == rank}) == 1, "workers do not matter"
+            assert len({str(entry[1:]) for entry in step if entry[0] == rank}) == 1, "workers change a batch"
 
 
 def test_resuming_and_replaying_give_images_of_the_shape_of_their_bucket():
@@ -90,12 +90,12 @@ def test_resuming_and_replaying_give_images_of_the_shape_of_their_bucket():
         for image, position in zip(images, info.positions.tolist(), strict=True):
             assert torch.equal(loader.replay(1, position).sample[0], image)
     for stop in range(len(expected)):
-        with make_loader(**options) as first, make_loader(**options) as second:
-            iterator = iter(first)
+        with make_loader(**options) as interrupted, make_loader(**options) as resumed:
+            iterator = iter(interrupted)
             for _ in range(stop):
                 next(iterator)
-            second.load_state_dict(first.state_dict())
-            assert take_batches(second) == expected[stop:]
+            resumed.load_state_dict(interrupted.state_dict())
+            assert take_batches(resumed) == expected[stop:]
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"rank": 1, "world_size": 2}])
@@ -105,13 +105,13 @@ def test_resuming_after_every_batch_gives_the_remaining_batches(options):
         length = len(loader)
     assert len(expected) == 2 * length
     for stop in range(length + 1):
-        with make_loader(**options) as first, make_loader(**options) as second:
-            iterator = iter(first)
+        with make_loader(**options) as interrupted, make_loader(**options) as resumed:
+            iterator = iter(interrupted)
             for _ in range(stop):
                 next(iterator)
-            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-            assert take_batches(second, 2)[: 2 * length - stop] == expected[stop:]
-            assert len(second) == length
+            resumed.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
+            assert take_batches(resumed, 2)[: 2 * length - stop] == expected[stop:]
+            assert len(resumed) == length
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_resuming_after_every_batch_gives_the_remaining_batches(options):
         ({"drop_last": True}, "batch_size=4, 1 rank, drop_last=True, uneven='pad'"),
     ],
 )
-def test_other_divisions_can_resume_between_epochs_only(options, text):
+def test_state_of_another_batch_size_world_size_or_drop_last_resumes_between_epochs_only(options, text):
     with make_loader() as loader:
         iterator = iter(loader)
         next(iterator)
@@ -200,7 +200,7 @@ def test_the_sampler_lists_the_samples_of_an_epoch():
         assert len(loader.sampler) == len(expected)
 
 
-def test_single_samples_come_by_bucket_too():
+def test_buckets_without_a_batch_size_yield_each_sample_once():
     with make_loader(None, transforms=()) as loader:
         assert sorted(label for (_, label), _ in loader) == list(range(33))
 
@@ -265,4 +265,4 @@ def test_buckets_without_a_full_batch_are_refused():
 def test_the_log_says_what_an_epoch_leaves_out_or_repeats(options, line, caplog):
     with caplog.at_level(logging.INFO, "gpuload.loader"), make_loader(**options) as loader:
         next(iter(loader))
-    assert any(line in record.message for record in caplog.records)
+    assert line in caplog.text

@@ -89,7 +89,7 @@ def memory_v1(folder: str, limit: int, use: int, stat: str = "") -> dict[str, st
     }
 
 
-FILE_PAGES = (
+FILE_PAGES = (  # of which 20 + 10 + 5 MB are reclaimable
     "anon 1\nfile 90000000\nshmem 60000000\nfile_mapped 7\n"
     "inactive_anon 3\nactive_anon 5\ninactive_file 20000000\nactive_file 10000000\nslab_reclaimable 5000000\n"
 )
@@ -187,15 +187,15 @@ def test_descriptors_left_is_the_limit_less_the_open_descriptors(limit_open_file
 
 
 def test_descriptors_left_ignores_a_descriptor_above_the_limit(monkeypatch):
-    lowest = os.dup(0)
-    os.close(lowest)
+    next_descriptor = os.dup(0)  # the number that os.open() will use
+    os.close(next_descriptor)
     limit = max(map(int, os.listdir("/proc/self/fd"))) + 50
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     before = descriptors_left() or 0
     high = os.dup2(os.open("/dev/null", os.O_RDONLY), limit + 100)
     assert descriptors_left() == before - 1  # the descriptor of /dev/null, not its duplicate
     os.close(high)
-    os.close(lowest)
+    os.close(next_descriptor)
 
 
 def test_descriptors_left_without_a_limit_is_none(monkeypatch):
@@ -222,7 +222,7 @@ def test_check_descriptors_error_names_the_need_and_the_remedies(limit_open_file
 
 
 @pytest.mark.parametrize("workers", [10_000, 100])
-def test_loader_with_more_workers_than_open_files_allow_raises(limit_open_files, workers, recwarn):
+def test_loader_with_more_workers_than_open_files_allow_raises(limit_open_files, workers):
     soft = limit_open_files(300)
     with pytest.raises(gl.LimitError, match=rf"num_workers={workers} needs .* but only 300 of the {soft} that"):
         gl.Loader([1, 2], num_workers=workers)
@@ -297,7 +297,7 @@ def test_check_processes_error_names_the_limit_and_the_remedies(make_machine, mo
     limit_processes(monkeypatch, resource.RLIM_INFINITY)
     monkeypatch.setattr(fork_server, "is_running", lambda: False)
     root = make_machine("0::/job\n", V2, {"job/pids.max": "100\n", "job/pids.current": "90\n"})
-    check_processes(8, root=root)  # and the template and the fork server
+    check_processes(8, root=root)  # 10 with the template and the fork server
     check_processes(10, releasable=2, root=root)
     with pytest.raises(gl.LimitError) as refusal:
         check_processes(10, root=root)
@@ -312,9 +312,10 @@ def test_check_processes_error_names_the_limit_and_the_remedies(make_machine, mo
 CPU_COUNT = len(os.sched_getaffinity(0))
 
 
-def test_limits_of_this_machine_are_not_negative():
-    assert usable_cpus() >= 1
-    assert (lockable_bytes() or 0) >= 0
+def test_lockable_bytes_is_the_soft_limit_or_none_without_a_limit(monkeypatch):
+    for soft, expected in ((64 << 10, 64 << 10), (0, 0), (resource.RLIM_INFINITY, None)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, soft=soft: (soft, resource.RLIM_INFINITY))
+        assert lockable_bytes() == expected
 
 
 CPU_V1 = "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -346,8 +347,6 @@ def test_default_workers_divides_the_cpus_among_ranks(cpus, ranks, workers):
 # -- near the GPU -----------------------------------------------------------------------------------------------------
 
 NVIDIA, ASPEED = "0x10de", "0x1a03"
-
-
 # By version of control groups: the line of /proc/self/cgroup, the mount point, its type, and the file with the CPUs.
 CPUSETS = {
     1: ("3:cpuset:/job", "/sys/fs/cgroup/cpuset", "cgroup cgroup rw,cpuset", "cpuset.effective_cpus"),
@@ -451,7 +450,7 @@ def test_placement_in_a_container_uses_its_cpus_near_the_gpu(tmp_path, version):
     assert machine.place(0, allowed="0-3").describe(4).startswith("this process is restricted to 4 of 20 CPUs")
 
 
-def test_pci_address_is_none_without_pci_properties(monkeypatch):
+def test_pci_address_is_that_of_the_cuda_properties_and_none_without_them(monkeypatch):
     properties = type("Properties", (), {"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert devices.pci_address(torch.device("cuda", 0)) == "0000:3b:00.0"
@@ -503,7 +502,7 @@ def test_worker_and_its_replacement_run_on_the_cpus_near_the_gpu(gpu_near_last_c
 @needs_two_cpus
 @pytest.mark.fresh
 @pytest.mark.processes
-def test_resize_beyond_the_cpus_of_a_node_frees_workers_and_back_binds_them(gpu_near_last_cpu):
+def test_resize_beyond_the_cpus_of_a_node_unbinds_workers_and_resize_back_binds_them(gpu_near_last_cpu):
     with gl.Loader(AffinitySamples(), 2, num_workers="auto", device="cpu") as loader:
         assert loader.num_workers == 1
         assert cpu_masks(loader) == {1 << LAST_CPU}

@@ -48,7 +48,7 @@ def listen():
     Garbage is collected before, and not during the test, since closing a loader of an earlier test would log.
     """
     logger, handler = logging.getLogger("gpuload"), ThreadLogHandler()
-    level = logger.level
+    level_before = logger.level
     gc.collect()
     gc.disable()
 
@@ -59,7 +59,7 @@ def listen():
 
     yield listen
     gc.enable()
-    logger.setLevel(level)
+    logger.setLevel(level_before)
     logger.removeHandler(handler)
 
 

@@ -29,14 +29,14 @@ def rig(monkeypatch):
     return now, engine, transfer, meter
 
 
-def test_meter_separates_waiting_from_the_rest_of_next(rig):
+def test_meter_counts_waits_for_workers_and_device_apart_from_next_s(rig):
     now, engine, transfer, meter = rig
     meter.begin()
     with meter:
         now.s += 5.0
         engine.waited_s += 4.0
     meter.count_batch(8)
-    now.s += 10.0  # the step
+    now.s += 10.0  # the training step
     with meter:
         now.s += 3.0
         engine.waited_s += 1.0
@@ -54,7 +54,7 @@ def test_meter_excludes_the_time_between_epochs(rig):
     meter.begin()
     now.s += 2.0
     meter.end()
-    meter.end()
+    meter.end()  # ending again changes nothing
     now.s += 50.0
     assert meter.time_s == 2.0
     meter.begin()

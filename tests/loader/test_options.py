@@ -169,7 +169,7 @@ def test_num_workers_auto_on_windows_is_zero(monkeypatch):
     ((1024, 1024, 3), 256, 15, 18),  # 3 MB each
     ((4, 256, 256, 3), 256, 15, 18),  # clips
 ])  # fmt: skip
-def test_chunk_size_of_an_array_file_is_larger(tmp_path, shape, batch_size, workers, chunk):
+def test_chunk_size_of_an_array_file_is_64_small_images_or_a_share(tmp_path, shape, batch_size, workers, chunk):
     path = tmp_path / "images.bin"
     path.touch()
     os.truncate(path, 300 * math.prod(shape))  # sparse

@@ -152,7 +152,7 @@ def test_load_state_dict_of_different_data_raises_or_warns_with_strict_false(cha
     assert len(load_epochs(other, 1)) == 7
 
 
-def test_resume_far_into_a_large_dataset_reads_only_the_next_batch():
+def test_resume_far_into_a_large_dataset_begins_at_the_saved_position():
     loader = make_loader(noise_images(3 * 10**9))
     loader.load_state_dict({**loader.state_dict(), "position": 2 * 10**9})
     [(_, _, positions, _, _)] = take_batches(iter(loader), 1)
@@ -321,8 +321,8 @@ def test_replay_returns_the_augmented_sample_and_its_draws():
             break
     assert [name for name, _ in replayed.draws] == ["RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter"]
     (_, crop), (_, flip), _ = replayed.draws
-    assert crop["box_tlhw"][2:] != [0, 0]
-    assert flip["flipped"] in (True, False)
+    assert min(crop["box_tlhw"][2:]) > 0, "the crop is empty"
+    assert isinstance(flip["flipped"], bool)
     with pytest.raises(ValueError, match=r"position must be at least 0 and at most 32, got 33"):
         loader.replay(0, 33)
 

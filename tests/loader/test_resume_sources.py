@@ -138,7 +138,7 @@ def test_resume_with_a_sampler_yields_the_remaining_batches(kind, length, batch_
     def make():
         options = SAMPLERS[kind](length)
         if "sampler" in options:
-            options |= {"batch_size": batch_size, "drop_last": drop_last and length >= 2 * batch_size}
+            options |= {"batch_size": batch_size, "drop_last": drop_last and length >= 2 * batch_size}  # half: a subset
         return gl.Loader(random_numbers(length), num_workers=0, device="cpu", **options)
 
     assert_resume_continues(make, stop)
@@ -154,7 +154,7 @@ def test_resume_of_an_iterable_dataset_yields_the_remaining_batches(kind, length
     assert_resume_continues(make, stop)
 
 
-def test_resume_of_a_dataset_with_state_dict_does_not_read_again():
+def test_resume_of_a_dataset_with_state_dict_does_not_read_earlier_samples_again():
     dataset = ResumableStream(1000)
     interrupted = gl.Loader(ResumableStream(1000), 10, num_workers=0, device="cpu")
     batches = iter(interrupted)
@@ -163,7 +163,7 @@ def test_resume_of_a_dataset_with_state_dict_does_not_read_again():
     resuming = gl.Loader(dataset, 10, num_workers=0, device="cpu")
     resuming.load_state_dict(interrupted.state_dict())
     assert columns(next(iter(resuming)))[0] == list(range(800, 810))
-    assert dataset.reads < 50
+    assert dataset.reads < 50  # two batches, not the 800 samples before them
 
 
 def test_loader_leaves_the_global_generators_unchanged():

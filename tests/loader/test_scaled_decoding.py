@@ -11,6 +11,7 @@ from helpers.generated_images import encode, jpeg_bytes
 
 import gpuload as gl
 from gpuload import transforms as T
+from gpuload.ring.packing import ALIGN
 
 HEIGHT, WIDTH = 603, 811
 EXACT, FAST = gl.Decode(), gl.Decode(scale="fast")
@@ -81,9 +82,9 @@ def test_scale_fast_changes_images_by_at_most_a_few_levels(name):
     assert scaled_exact == 0
     assert scaled == 8
     difference = fast.float() - exact.float()
-    steep = 2.0 if "contrast" in name else 1.0
-    assert difference.abs().mean() < 0.6 * steep
-    assert difference.mean(dim=(2, 3)).abs().max() < 0.6 * steep, "an image is shifted"
+    max_levels = 1.2 if "contrast" in name else 0.6  # contrast can amplify a difference
+    assert difference.abs().mean() < max_levels
+    assert difference.mean(dim=(2, 3)).abs().max() < max_levels, "an image is shifted"
 
 
 @pytest.mark.usefixtures("always_scale")
@@ -193,7 +194,7 @@ def test_scale_fast_decodes_into_slots_of_the_result_size():
         loader = make_loader(PHOTOS, [T.Resize((32, 32))], decode)
         list(loader)
         decoded_bytes[decode] = loader.stats().decode.bytes
-    assert decoded_bytes[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % 64)
+    assert decoded_bytes[EXACT] == 8 * HEIGHT * WIDTH * 3 + 8 * (-HEIGHT * WIDTH * 3 % ALIGN)
     assert decoded_bytes[FAST] == 8 * 32 * 32 * 3
 
 

@@ -74,7 +74,7 @@ def count_launched(loader):
 def test_loader_launches_two_batches_ahead(device):
     with make_loader(T.CenterCrop(4)) as loader:
         ahead = [count_launched(loader) for _ in loader]
-    assert ahead == [2, 1, 2, 1, 1, 0]  # a first batch is launched before; the sixth is the last
+    assert ahead == [2, 1, 2, 1, 1, 0]  # two are launched together once none is ahead; the sixth is the last
 
 
 @pytest.mark.parametrize("held", ["parameter", "buffer"])
@@ -226,7 +226,7 @@ def test_iter_in_two_threads_starts_one_session(monkeypatch):
     class Slow(session.Session):
         def __init__(self, *args, **options):
             sessions.append(self)
-            time.sleep(0.2)  # the other thread gets here too, unless something keeps it
+            time.sleep(0.2)  # without a lock, the other thread gets here too
             super().__init__(*args, **options)
 
     monkeypatch.setattr("gpuload.loader.loader.Session", Slow)
@@ -333,8 +333,6 @@ def test_copy_of_a_loader_within_an_epoch_starts_at_the_beginning(copy_loader, w
 
 
 NO_EFFECT = "memory_format='channels_last' has no effect: "
-
-
 NO_IMAGES = (
     "the samples contain no images, and plain arrays keep their layout. Write "
     "images.to(memory_format=torch.channels_last) in the loop, or have the dataset return "
@@ -392,7 +390,7 @@ def test_step_after_an_interrupted_step_raises_with_the_reason(error):
     assert steps.state is SessionState.BROKEN
     expected = f"ended: it was interrupted by {error.__name__}, and a batch may be lost. Begin a new epoch"
     with pytest.raises(RuntimeError, match=expected), steps.begin(engine_is_broken=False):
-        raise AssertionError("no work is done")
+        raise AssertionError("a step began in a broken session")
     with steps.begin(engine_is_broken=True):  # the engine raises its own error
         pass
 
@@ -406,4 +404,4 @@ def test_session_closed_during_a_step_stays_closed():
         pytest.raises(RuntimeError, match="this iterator has ended: its Loader was closed"),
         steps.begin(engine_is_broken=False),
     ):
-        raise AssertionError("no work is done")
+        raise AssertionError("a step began in a closed session")

@@ -49,7 +49,7 @@ def test_state_is_small_json_with_a_version():
     (make_state(seed=2**64), ValueError, f"seed must be an integer in 0 … 2**64 - 1, got {2**64}"),
     (make_state(order=1), ValueError, "order must be of type str, got 1"),
 ])  # fmt: skip
-def test_from_dict_of_anything_but_a_state_raises(state, kind, text):
+def test_from_dict_of_an_invalid_state_raises(state, kind, text):
     with pytest.raises(kind) as caught:
         State.from_dict(state)
     assert text in str(caught.value)

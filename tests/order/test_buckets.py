@@ -19,11 +19,11 @@ SHAPES = [(48, 64), (64, 48), (64, 64), (32, 128)]
 DIVISIONS = {"sizes": SIZES, "batch": st.integers(1, 9), "ranks": st.integers(1, 4), "epoch": st.integers(0, 3)}
 
 
-def run_ranks(buckets: gl.Buckets, ranks: int, epoch: int = 0, start: int = 0, **options: Any) -> list[list[RankBatch]]:
+def run_ranks(buckets: gl.Buckets, ranks: int, epoch: int = 0, **options: Any) -> list[list[RankBatch]]:
     """Return the batches of all ranks, as [step][rank]."""
     shares = [BucketShares(buckets, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
-    steps = [list(step) for step in zip(*(rank.batches(epoch, start) for rank in shares), strict=True)]
-    assert all(rank.steps(start) == len(steps) for rank in shares)
+    steps = [list(step) for step in zip(*(rank.batches(epoch) for rank in shares), strict=True)]
+    assert all(rank.steps() == len(steps) for rank in shares)
     return steps
 
 
@@ -73,7 +73,7 @@ def test_created_shapes_are_multiples_of_at_most_max_pixels_and_cannot_grow_in_o
     assert (is_tallest | is_widest).all()
 
 
-def test_buckets_of_a_million_different_sizes_are_found_by_comparing_neighbouring_ratios():
+def test_buckets_of_a_million_different_sizes_have_every_sample_and_none_is_empty():
     sizes = np.stack(np.meshgrid(np.arange(1, 1001), np.arange(1, 1001)), axis=2).reshape(-1, 2)
     buckets = gl.Buckets(sizes, max_pixels=1 << 20)
     assert sum(map(len, buckets._members)) == len(sizes)
@@ -136,11 +136,11 @@ def test_an_epoch_has_every_sample_once_over_all_ranks(sizes, batch, ranks, epoc
 @given(**DIVISIONS, uneven=st.sampled_from(["pad", "drop", "exact"]), drop_last=st.booleans())
 def test_all_ranks_have_one_shape_and_one_batch_length_in_a_step(sizes, batch, ranks, epoch, uneven, drop_last):
     buckets = gl.Buckets(sizes, shapes=SHAPES)
-    bucket_of = {i: shape for shape, members in zip(buckets.shapes, buckets._members, strict=True) for i in members}
+    shape_of = {i: shape for shape, members in zip(buckets.shapes, buckets._members, strict=True) for i in members}
     lengths: dict[Any, list[int]] = {}
     for step in run_ranks(buckets, ranks, epoch, batch_size=batch, uneven=uneven, drop_last=drop_last):
         (shape,), (length,) = {rank.size_hw for rank in step}, {len(rank.indices) for rank in step}
-        assert {bucket_of[index] for rank in step for index in rank.indices.tolist()} == {shape}
+        assert {shape_of[index] for rank in step for index in rank.indices.tolist()} == {shape}
         assert drop_last is False or length == batch
         lengths.setdefault(shape, []).append(length)
     # Only a bucket's last batch can be short.
@@ -148,7 +148,7 @@ def test_all_ranks_have_one_shape_and_one_batch_length_in_a_step(sizes, batch, r
 
 
 @given(**DIVISIONS)
-def test_drop_last_leaves_out_less_than_a_global_batch_per_bucket(sizes, batch, ranks, epoch):
+def test_drop_last_drops_less_than_a_global_batch_per_bucket(sizes, batch, ranks, epoch):
     buckets = gl.Buckets(sizes, shapes=SHAPES)
     indices = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, drop_last=True))
     assert len(set(indices)) == len(indices)
@@ -157,9 +157,7 @@ def test_drop_last_leaves_out_less_than_a_global_batch_per_bucket(sizes, batch, 
 
 
 @given(**DIVISIONS)
-def test_uneven_drop_leaves_out_less_than_the_number_of_ranks_per_bucket_and_pad_repeats_as_few(
-    sizes, batch, ranks, epoch
-):
+def test_uneven_drop_drops_less_than_the_number_of_ranks_per_bucket_and_pad_repeats_as_few(sizes, batch, ranks, epoch):
     buckets = gl.Buckets(sizes, shapes=SHAPES)
     dropped = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, uneven="drop"))
     padded = valid_indices(run_ranks(buckets, ranks, epoch, batch_size=batch, uneven="pad"))
@@ -182,7 +180,7 @@ def test_a_padded_sample_keeps_its_position():
 
 
 @given(**DIVISIONS, uneven=st.sampled_from(["pad", "drop", "exact"]), drop_last=st.booleans())
-def test_batches_from_the_middle_are_those_of_the_whole_epoch(sizes, batch, ranks, epoch, uneven, drop_last):
+def test_batches_from_the_middle_are_those_of_the_entire_epoch(sizes, batch, ranks, epoch, uneven, drop_last):
     shares = BucketShares(
         gl.Buckets(sizes, shapes=SHAPES), batch_size=batch, world_size=ranks, rank=ranks - 1, uneven=uneven,
         drop_last=drop_last,
@@ -233,21 +231,21 @@ def test_the_order_depends_on_the_seed_and_the_epoch_for_batches_and_within_buck
     assert len(set(first[0][:10])) == 2
 
 
-def test_an_epoch_leaves_out_other_samples_in_other_epochs():
+def test_drop_last_drops_different_samples_in_different_epochs():
     buckets = gl.Buckets([(10, 10)] * 30, shapes=[(8, 8)])
-    left_out = [
+    dropped = [
         set(range(30)) - set(valid_indices(run_ranks(buckets, 1, epoch, batch_size=8, drop_last=True)))
         for epoch in range(20)
     ]
-    assert all(len(samples) == 6 for samples in left_out)
-    assert set.union(*left_out) == set(range(30))
+    assert all(len(samples) == 6 for samples in dropped)
+    assert set.union(*dropped) == set(range(30))
 
 
 def test_ranks_with_different_buckets_are_refused(group):
     def begin(rank: int, shapes: list[tuple[int, int]]) -> None:
         buckets = gl.Buckets([(10, 10), (10, 20)] * 4, shapes=shapes)
         with gl.Loader(range(8), 2, buckets, num_workers=0, device="cpu", rank=rank, world_size=2) as loader:
-            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")  # the same on all ranks
             iter(loader)
 
     begin(1, [(8, 8), (8, 16)])

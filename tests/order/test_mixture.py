@@ -48,11 +48,9 @@ def test_counts_before_a_position_add_up_to_it_and_follow_the_shares(parts, star
 @given(mixtures, st.integers(0, 3))
 def test_each_block_of_a_mixed_order_has_the_exact_shares(mixture, seed):
     datasets = dataset_numbers(mixture, indices_of_epochs(mixture, 3, seed=seed))
-    for begin in range(0, len(datasets), BLOCK):
-        end = min(begin + BLOCK, len(datasets))
+    for end in range(BLOCK, len(datasets) + 1, BLOCK):
         counts = np.bincount(datasets[:end], minlength=len(mixture.sizes))
-        if end % BLOCK == 0:
-            assert (counts == mixture.counts_before(np.array([end]))[0]).all()
+        assert (counts == mixture.counts_before(np.array([end]))[0]).all()
 
 
 @given(mixtures, st.integers(0, 3), st.booleans())
@@ -86,9 +84,8 @@ def test_datasets_of_one_size_have_different_permutations_in_a_mixed_order():
 
 
 def test_mixed_order_shuffles_the_datasets_within_each_block():
-    datasets = dataset_numbers(
-        mixture := Mixture((10_000, 10_000), (1, 1), 10 * BLOCK), indices_of_epochs(mixture, 1)
-    ).reshape(10, BLOCK)
+    mixture = Mixture((10_000, 10_000), (1, 1), 10 * BLOCK)
+    datasets = dataset_numbers(mixture, indices_of_epochs(mixture, 1)).reshape(10, BLOCK)
     assert (datasets.sum(axis=1) == BLOCK // 2).all()
     changes = (np.diff(datasets, axis=1) != 0).mean(axis=1)
     assert ((changes > 0.4) & (changes < 0.6)).all()
@@ -118,7 +115,7 @@ def test_indices_of_a_mixture_do_not_depend_on_ranks_or_start(mixture, batch_siz
     assert indices_by_position(ranks, batch_size, start) == expected_later
 
 
-def test_mixture_with_repeats_leaves_no_sample_out_between_epochs():
+def test_mixture_with_repeats_drops_no_sample_between_epochs():
     mixture = Mixture((30, 20), (3, 2), 100)
     shares = Shares(samples=100, batch_size=10, shuffle=True, mixture=mixture, repeats=2)
     indices = np.concatenate([batch.indices for epoch in range(6) for batch in shares.batches(epoch)])
@@ -275,7 +272,7 @@ def test_last_batch_with_shares_has_new_samples_on_each_rank(per, uneven, last):
 
 
 @given(**EPOCHS, per=st.sampled_from(["batch", "dataset"]), shuffle=st.booleans())
-def test_batches_with_shares_from_the_middle_are_those_of_the_whole_epoch(weights, batch, ranks, length, per, shuffle):
+def test_batches_with_shares_from_the_middle_are_those_of_the_entire_epoch(weights, batch, ranks, length, per, shuffle):
     mix = make_mix([20] * len(weights), weights, length=length, per=per)
     steps = run_ranks(mix, batch, ranks, 2, shuffle=shuffle)
     for start in {len(steps) // 2, len(steps) - 1}:
@@ -303,14 +300,14 @@ def test_weights_by_epoch_change_the_shares_and_each_dataset_continues(per, is_f
     assert_each_pass_has_every_sample_once(mix, np.concatenate(epochs))
 
 
-def test_weights_by_epoch_with_repeats_leave_no_sample_out_between_epochs():
+def test_weights_by_epoch_with_repeats_drop_no_sample_between_epochs():
     mix = make_mix([30, 20], T.by_epoch({0: [3, 2]}), length=100)
     indices = np.concatenate([join(run_ranks(mix, 10, 1, epoch, shuffle=True, repeats=2)) for epoch in range(6)])
     assert (indices[::2] == indices[1::2]).all()
     assert_each_pass_has_every_sample_once(mix, indices[::2])
 
 
-def test_orders_with_other_shares_have_other_names():
+def test_orders_with_different_shares_have_different_names():
     weights = [[1, 2], T.by_epoch({0: [1, 2]}), T.by_epoch({0: [1, 2], 3: [1, 1]})]
     names = {
         shares_of(OrderOptions(dataset=make_mix([5, 5], each, per=per))).name
@@ -320,11 +317,11 @@ def test_orders_with_other_shares_have_other_names():
     assert len(names) == 9
 
 
-def test_ranks_whose_batches_have_other_shares_are_refused(group):
+def test_ranks_whose_batches_have_different_shares_are_refused(group):
     def begin(rank: int, weights: list[int]) -> None:
         mix = make_mix([50, 50], weights, length=64, per="batch")
         with gl.Loader(mix, 8, True, num_workers=0, device="cpu", rank=rank, world_size=2) as loader:
-            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")  # the same on all ranks
             iter(loader)
 
     begin(1, [1, 2])

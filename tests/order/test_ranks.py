@@ -102,7 +102,7 @@ def line_of_caller():
 def begin_epoch(rank, dataset, **options):
     """Begin an epoch as a rank of a program that creates one `Loader`."""
     with gl.Loader(dataset, 2, num_workers=0, device="cpu", rank=rank, world_size=2, **options) as loader:
-        object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+        object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")  # the same on all ranks
         iter(loader)
 
 

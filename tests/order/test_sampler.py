@@ -14,8 +14,8 @@ from helpers.map_datasets import MapDataset
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 
-def seeded(seed=5):
-    return torch.Generator().manual_seed(seed)
+def seeded():
+    return torch.Generator().manual_seed(5)
 
 
 class StatefulSampler:
@@ -73,8 +73,8 @@ SAMPLERS = {
     "random of a generator": lambda: {"sampler": RandomSampler(range(11), generator=seeded())},
     "weighted": lambda: {"sampler": WeightedRandomSampler([0.1, 0.5, 5.0], 11, generator=seeded())},
     "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(11), generator=seeded()), 2, False)},
-    "its own": lambda: {"sampler": StatefulSampler("sampler")},
-    "its iterator's own": lambda: {"sampler": StatefulSampler("iterator")},
+    "stateful": lambda: {"sampler": StatefulSampler("sampler")},
+    "stateful iterator": lambda: {"sampler": StatefulSampler("iterator")},
     "one by one": lambda: {"sampler": RandomSampler(range(11)), "batch_size": None},
 }
 
@@ -168,7 +168,7 @@ class SubclassedSampler(RandomSampler):
         (lambda: SequentialSampler(range(40)), False),
     ],
 )
-def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, is_different):
+def test_only_torchs_random_samplers_without_a_generator_draw_different_samples_on_each_rank(make, is_different):
     rank_0, rank_1 = as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make()))
     assert (rank_0 != rank_1) == is_different
     assert (rank_0, rank_1) == (as_lists(rank_loader(0, make())), as_lists(rank_loader(1, make())))  # reproducible
@@ -184,12 +184,12 @@ def test_torchs_random_samplers_draw_different_samples_on_each_rank(make, is_dif
         (lambda rank: SequentialSampler(range(40)), False),
     ],
 )
-def test_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, should_warn):
+def test_random_sampler_that_draws_the_same_batch_on_all_ranks_causes_a_warning(group, make, should_warn):
     warnings_of_ranks = []
     for rank in range(2):
         with warnings.catch_warnings(record=True) as caught, rank_loader(rank, make(rank)) as loader:
             warnings.simplefilter("always")
-            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")
+            object.__setattr__(loader._options.order, "caller", "train.py:7, call 1")  # the same on all ranks
             for _ in range(2):
                 list(loader)
             warnings_of_ranks.append([str(warning.message)[:40] for warning in caught])

@@ -40,7 +40,6 @@ def test_weighted_draws_samples_in_proportion_to_their_weights():
 def test_weighted_draws_differ_between_epochs():
     epoch_0, epoch_1 = (Weighted(cumulate(np.ones(1000), 1000), philox.epoch_key(1, epoch)) for epoch in (0, 1))
     positions = np.arange(1000)
-    assert (epoch_0(positions) == epoch_0(positions)).all()
     assert (epoch_0(positions) == epoch_1(positions)).mean() < 0.02
 
 

@@ -125,7 +125,7 @@ def test_pack_command_on_a_full_disk_explains_it_and_can_be_continued(folder: Pa
         arguments = map(str, [sys.executable, tmp_path / "limited.py", limit, *command, *options])
         return subprocess.run([*arguments], env=environment, capture_output=True, text=True, timeout=100)
 
-    process = run(5_000)
+    process = run(5_000)  # less than a file of each set
     assert process.returncode == 1
     message = " ".join(process.stderr.split())
     assert "there is no room for the set in" in message, process.stderr

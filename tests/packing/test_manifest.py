@@ -33,12 +33,12 @@ FOREIGN_ENTRIES: dict[str, tuple[str, str, Any, str]] = {
     "a part elsewhere": ("tar", "parts.0.file", "../victim", "parts[0].file is '../victim'; expected text that"),
     "a part of bytes": ("array", "parts.0.bytes", -1, "parts[0].bytes is -1; expected a number"),
     "a file elsewhere": ("tar", "files./victim", "0" * 64, "files has an entry '/victim', which gpuload does not"),
-    "a cause": ("tar", "left_out", [{"index": 0}], "left_out[0] lacks the entry 'source'"),
+    "a dropped sample without a source": ("tar", "left_out", [{"index": 0}], "left_out[0] lacks the entry 'source'"),
     "text instead of a number": ("tar", "kept", {"why": "\x1b[2J"}, r"kept.why is '\x1b[2J'; expected a number"),
     "another store": ("tar", "to", "pickle", "'to' is 'pickle'; expected one of tar, parquet, lmdb, array"),
     "a list as store": ("tar", "to", ["tar"], "'to' is ['tar']; expected one of tar, parquet, lmdb, array"),
     "an additional entry": ("tar", "more", 1, "its content has an entry 'more', which gpuload does not write"),
-    "no dict": ("tar", "read", [], "read is []; expected a dict"),
+    "a list instead of a dict": ("tar", "read", [], "read is []; expected a dict"),
 }
 
 
@@ -114,7 +114,7 @@ def test_json_that_is_not_a_manifest_raises(packed: Packing, text: str) -> None:
         gl.verify(path)
 
 
-def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing, tmp_path: Path) -> None:
+def test_oversized_checksum_file_is_reported_as_damaged(packed: Packing) -> None:
     path = packed("tar", "other")
     with open(path / "manifest-crc32.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u4", "fortran_order": False, "shape": (1 << 50,)})
@@ -151,7 +151,9 @@ def test_plan_that_gpuload_does_not_write_raises(
 
 
 def test_part_with_a_foreign_record_is_packed_again(work_folder: Path, packed: Packing) -> None:
-    for path in work_folder.glob("0*.json"):
+    records = list(work_folder.glob("0*.json"))
+    assert records, "no part was finished, so no record can be changed"
+    for path in records:
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "file": "../../victim"}))
     path = packed("tar", skip_bad=True)

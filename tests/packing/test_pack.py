@@ -76,7 +76,7 @@ def test_packed_set_can_be_packed_to_another_store(folder: Path, packed: Packing
 
 
 @pytest.mark.parametrize("to", STORES)
-def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(folder: Path, packed: Packing, to: str) -> None:
+def test_shards_are_no_larger_than_shard_bytes_and_contain_all_samples(packed: Packing, to: str) -> None:
     path = packed(to, shard_bytes=22_000)
     manifest = json.loads((path / "manifest.json").read_text())
     assert [part["first"] for part in manifest["parts"]] == sorted({part["first"] for part in manifest["parts"]})
@@ -282,7 +282,7 @@ def test_set_or_plan_with_different_arguments_or_an_older_version_raises(folder:
         packed("tar")
 
 
-def test_folder_with_files_that_pack_did_not_write_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
+def test_folder_with_files_that_pack_did_not_write_raises(packed: Packing, tmp_path: Path) -> None:
     message = r"holds other files \('ant', 'bee', 'cät' …\); expected a new or empty folder"
     with pytest.raises(FileExistsError, match=message):
         packed("tar", "images")
@@ -291,7 +291,7 @@ def test_folder_with_files_that_pack_did_not_write_raises(folder: Path, packed: 
         packed("tar", "file")
 
 
-def test_folder_that_another_process_packs_to_raises(folder: Path, packed: Packing, tmp_path: Path) -> None:
+def test_folder_that_another_process_packs_to_raises(packed: Packing, tmp_path: Path) -> None:
     import fcntl
 
     (tmp_path / "set" / ".gpuload-pack").mkdir(parents=True)
@@ -429,7 +429,7 @@ def test_os_error_is_a_bad_sample_unless_files_or_memory_are_exhausted(
 
 @pytest.mark.parametrize("to", ["tar", "array"])
 def test_drafts_are_in_the_work_folder_which_is_removed_at_the_end(
-    folder: Path, packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
+    packed: Packing, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     """A worker that is killed while it writes a file, such as the index of a shard, leaves the draft in that folder."""
     moves: list[tuple[str, str]] = []

@@ -39,7 +39,7 @@ def test_read_samples_yields_samples_in_order_and_errors_in_their_place(kind: ty
     assert list(samples) == list(range(2, COUNT))
     assert isinstance(samples.pop(7), ValueError)
     assert list(samples.keys()) == list(samples.values())
-    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "a first chunk is assumed to be on a disk"
+    assert dataset.announced[:CHUNK] == list(range(2, 2 + CHUNK)), "the first chunk was not announced"
     assert max(dataset.announced) < COUNT, "samples beyond the part were announced"
 
 

@@ -18,13 +18,13 @@ from gpuload.packing.stores import GROUP_ROWS
 from .packed_sets import STORES, Packing, content
 
 
-def flip_a_bit(path: Path, content: bytes) -> None:
+def flip_a_bit(path: Path, original: bytes) -> None:
     """Flip a bit in the middle of these bytes wherever the file contains them."""
-    damaged = bytearray(content)
-    damaged[len(content) // 2] ^= 1
+    damaged = bytearray(original)
+    damaged[len(original) // 2] ^= 1
     data = path.read_bytes()
-    assert content in data
-    path.write_bytes(data.replace(content, damaged))
+    assert original in data
+    path.write_bytes(data.replace(original, damaged))
 
 
 def read_parts(path: Path) -> list[dict]:

@@ -68,8 +68,8 @@ def test_wheel_has_the_package_and_its_metadata(dist: Path) -> None:
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [word for word in metadata.get_all("Requires-Dist") or [] if "extra ==" not in word]
-    names = {re.match(r"[\w-]+", word)[0] for word in required}
-    assert names == {"cloudpickle", "numpy", "pillow", "simplejpeg", "torch"}, "a dependency was added: edit this set"
+    packages = {re.match(r"[\w-]+", word)[0] for word in required}
+    assert packages == {"cloudpickle", "numpy", "pillow", "simplejpeg", "torch"}, "dependencies changed: edit this set"
     assert metadata.get_all("Provides-Extra") == sorted(project["optional-dependencies"])
     assert metadata["Version"] == VERSION
     assert metadata["Description-Content-Type"] == "text/markdown"

@@ -73,10 +73,10 @@ def test_flips_of_images_with_different_draws_agree_in_half_of_the_samples():
     assert 0.4 < (flipped[0] == flipped[1]).float().mean() < 0.6
 
 
-def test_an_image_with_draws_is_transformed_alike_alone_and_beside_others():
+def test_an_image_with_draws_is_transformed_alike_alone_and_next_to_others():
     alone = cat(load(lambda i: (encoded(i, 2), i)), 0)
-    beside = cat(load(lambda i: (encoded(i, None), encoded(i, 2))), 1)
-    assert torch.equal(alone, beside)
+    next_to_others = cat(load(lambda i: (encoded(i, None), encoded(i, 2))), 1)
+    assert torch.equal(alone, next_to_others)
 
 
 def test_draws_of_early_transforms_do_not_depend_on_later_transforms():
@@ -116,7 +116,7 @@ def test_images_with_different_draws_are_decoded_at_a_reduced_size():
     assert share_of_equal_images(cat(fast, 0), cat(fast, 1)) == 0
 
 
-def test_modules_at_the_end_get_other_seeds_for_images_with_other_draws():
+def test_modules_at_the_end_get_different_seeds_for_images_with_different_draws():
     class AddNoise(torch.nn.Module):
         def forward(self, images):
             return images + torch.rand(1)
@@ -284,7 +284,7 @@ def detection(index: int, draws: int, labels: np.ndarray | None = None) -> dict[
 
 
 @pytest.mark.parametrize("getter", ["default", lambda sample: (sample["first"]["labels"], sample["second"]["labels"])])
-def test_boxes_steer_and_drop_only_with_the_image_that_has_their_draws(getter):
+def test_boxes_choose_crops_and_are_dropped_only_with_the_image_that_has_their_draws(getter):
     chain = [T.RandomIoUCrop(), T.RandomHorizontalFlip(), T.SanitizeBoundingBoxes(min_size=6, labels_getter=getter)]
     single_getter = getter if getter == "default" else lambda sample: sample["labels"]
     single_chain = [*chain[:2], T.SanitizeBoundingBoxes(min_size=6, labels_getter=single_getter)]
@@ -311,14 +311,14 @@ def test_labels_in_the_dicts_of_two_images_are_dropped_with_the_boxes_of_each():
     samples = [
         sample
         for batch in load(lambda i: [detection(i, 0, labels), detection(i, 1, labels)], chain, ragged="list")
-        for samples in batch
-        for sample in samples
+        for image_samples in batch
+        for sample in image_samples
     ]
     assert {len(sample["labels"]) for sample in samples} != {6}
     assert all(len(sample["labels"]) == len(sample["boxes"]) for sample in samples)
 
 
-def test_a_reference_image_without_boxes_needs_none_to_drop_boxes():
+def test_boxes_are_dropped_next_to_a_reference_image_without_boxes():
     def make_sample(index):
         return {**detection(index, 0), "reference": gl.Image(PICTURE[:20], draws=1)}
 
@@ -485,8 +485,8 @@ def test_two_lists_of_images_without_draws_are_warned_of():
 # -- Augment -----------------------------------------------------------------------------------------------------------
 
 
-def image_batch(count: int = 6) -> torch.Tensor:
-    return torch.stack([torch.from_numpy(smooth_image(24, 32, number)).permute(2, 0, 1) for number in range(count)])
+def image_batch() -> torch.Tensor:
+    return torch.stack([torch.from_numpy(smooth_image(24, 32, number)).permute(2, 0, 1) for number in range(6)])
 
 
 @pytest.mark.parametrize("backend", ["torch", "fused"])

@@ -131,11 +131,11 @@ def test_segmentation_evaluation_equals_torchvisions(pictures, backend):
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_segmentation_training_equals_torchvisions_for_the_same_draws(pictures, backend, workers):
-    images, (original, recipe) = pictures, training(backend)
-    batch_images, masks = segmentation_batch(images, recipe, backend, workers)
+    images, (original, chain) = pictures, training(backend)
+    batch_images, masks = segmentation_batch(images, chain, backend, workers)
     torch_batch = next(iter(DataLoader(TorchScenes(images, original), len(images))))
     assert shape_of([batch_images, masks]) == shape_of(torch_batch)
-    _, draws = draws_of(recipe, images)
+    _, draws = draws_of(chain, images)
     padded_count = 0
     for row, image in enumerate(images):
         tv_mask = tv_tensors.Mask(torch.from_numpy(np.array(palette_mask(image, row))))

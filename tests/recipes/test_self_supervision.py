@@ -112,9 +112,8 @@ def test_dino_views_equal_torchvisions_for_the_same_draws(pictures, backend):
         assert [*chain[0].chains[view], *GPULOAD_END] == T.from_torchvision(
             v2.Compose(dino_views(v2, END, backend)[view])
         )
-        check_replay(
-            chain, pictures, max_mean=0.6, max_level=8 if view != 1 else 255, view=view, after=1, backend=backend
-        )
+        max_level = 255 if view == 1 else 8  # only view 1 solarizes, which may turn a difference of one level into 255
+        check_replay(chain, pictures, max_mean=0.6, max_level=max_level, view=view, after=1, backend=backend)
         if backend == "torch":
             check_runners(chain, pictures, after=1, view=view)
 
@@ -123,7 +122,7 @@ def test_dino_batch_has_the_shapes_of_torchvisions_and_distinct_views(images):
     batch = gpuload_batch(images, GPULOAD_DINO, len(images))
     assert shape_of(batch) == shape_of(torch_batch(images, DINO, len(images)))
     assert [view.shape[-1] for view in batch[0]] == [112] * 2 + [48] * 8
-    for first in range(2, 10):
+    for first in range(10):
         for second in range(first):
             assert not torch.equal(batch[0][first], batch[0][second]), (first, second)
 

@@ -200,7 +200,7 @@ def test_take_of_no_rows_returns_empty_columns():
 def test_joined_blocks_have_the_offsets_of_their_chunks():
     memory = np.arange(128, dtype=np.int16).view(np.uint8)
     first, second = (
-        Columns(range(rows), [structure_of(0)], blocks={0: int16_block((at, rows))}) for at, rows in ((8, 2), (4, 3))
+        Columns(range(n), [structure_of(0)], blocks={0: int16_block((offset, n))}) for offset, n in ((8, 2), (4, 3))
     )
     first.sources, second.sources = [None] * 2, [None] * 3
     joined = Columns.concat([first, second], [0, 100]).blocks[0]

@@ -251,9 +251,9 @@ class Machine:
     def __init__(self, limit: int):
         self.limit = limit
         self.memory_calls = 0
-        self.ring = Ring(64 << 20, memory_left=self.left)
+        self.ring = Ring(64 << 20, memory_left=self.memory_left)
 
-    def left(self) -> int:
+    def memory_left(self) -> int:
         self.memory_calls += 1
         return self.limit - resident_bytes(self.ring)
 
@@ -328,7 +328,7 @@ def test_acquire_with_min_bytes_returns_a_smaller_slot_instead_of_an_error(machi
 
 
 def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: Machine, monkeypatch):
-    monkeypatch.setattr(ring_module, "SPARE_S", -1.0)
+    monkeypatch.setattr(ring_module, "SPARE_S", -1.0)  # the result is never cached
     machine.limit = 3 * machine.ring.ring_bytes + MARGIN_BYTES
     assert machine.ring.spare_bytes() == machine.ring.ring_bytes
     machine.limit = machine.ring.ring_bytes + MARGIN_BYTES + 1000
@@ -343,7 +343,7 @@ def test_spare_bytes_is_at_most_ring_bytes_and_at_most_the_memory_left(machine: 
     without_limit.close()
 
 
-def test_spare_bytes_is_cached_for_a_while(machine: Machine):
+def test_spare_bytes_calls_memory_left_once_within_spare_s(machine: Machine):
     assert len({machine.ring.spare_bytes() for _ in range(100)}) == 1
     assert machine.memory_calls == 1
 
@@ -395,7 +395,7 @@ def test_move_in_copies_data_to_a_slot_if_slots_are_page_locked(machine: Machine
     assert machine.ring.move_in(np.zeros(65 << 20, np.uint8)) is None  # exceeds the ring
 
 
-def test_on_collected_calls_once_with_its_arguments():
+def test_on_collected_calls_each_function_once_with_its_arguments():
     calls, array = [], np.zeros(3)
     on_collected(array, calls.append, 1)
     on_collected(array, calls.append, 2)

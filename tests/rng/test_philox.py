@@ -53,11 +53,12 @@ def test_philox4x32_gives_the_published_known_answers(counter: str, key: str, an
 def test_philox4x32_gives_a_known_answer_anywhere_in_a_large_array() -> None:
     counter, key, answer = (parse_words(text) for text in KNOWN_ANSWERS[2])
     counters = np.random.default_rng(0).integers(0, 2**32, (5, 700, 4), np.uint32)
-    for index in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
+    indices = [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]  # (1, 324) begins the second piece: 700 + 324 = 1024
+    for index in indices:
         counters[index] = counter
     random_words = philox4x32(counters, Key(*key))
     assert random_words.shape == counters.shape
-    for index in [(0, 0), (1, 323), (1, 324), (2, 5), (4, 699)]:
+    for index in indices:
         assert random_words[index].tolist() == answer
 
 

@@ -36,7 +36,7 @@ def test_registered_lanes_and_positions_are_disjoint(names, count):
 
 
 @pytest.mark.parametrize("name", ["TRANSFORMS", "MODULE"])
-def test_lanes_of_different_draws_are_disjoint_and_of_the_same_kind(name):
+def test_lanes_of_different_draws_are_disjoint_and_within_their_range(name):
     lanes, draws = getattr(streams, name), streams.DRAWS
     first_lanes = [lanes.start + offset for offset in (draws[0], draws[1], draws[-1])]
     spans = [range(first, first + min(draws.step, lanes.stop - first)) for first in first_lanes]
@@ -56,10 +56,6 @@ def test_transforms_of_a_nested_chain_draw_from_disjoint_lanes_of_transforms():
     chain = T.Chain([T.Resize(64), T.MultiView([[T.RandomResizedCrop(32), nested]] * 3), T.RandomErasing()])
     lanes = []
     for number, line in enumerate(chain.lines):
-        first_lanes = zip(line.lanes, line.transforms, strict=True)
-        lanes += [
-            lane
-            for first, transform in list(first_lanes)[number > 0 :]
-            for lane in range(first, first + transform.lanes)
-        ]
+        first_lanes = list(zip(line.lanes, line.transforms, strict=True))[number > 0 :]  # all views share Resize
+        lanes += [lane for first, transform in first_lanes for lane in range(first, first + transform.lanes)]
     assert len(lanes) == len(set(lanes)) == max(lanes) + 1 < 100 < len(streams.TRANSFORMS)

@@ -274,7 +274,7 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
-def operations(drive: Callable[[], None]) -> int:
+def count_operations(drive: Callable[[], None]) -> int:
     """Count the operations on the device, including kernels and copies."""
     with simulated("eager") as cuda, pytest.MonkeyPatch.context() as patch:
         issue, issued = cuda.machine.issue, []
@@ -303,7 +303,7 @@ def test_augment_issues_no_more_operations_than_a_loader(chain, backend):
     """A loader copies pixels and labels to the device, where `Augment` copies planes on the device."""
     needs(backend)
     augment_operations, loader_operations = (  # of two batches, without those of the first batch
-        operations(partial(run, chain, backend, 3)) - operations(partial(run, chain, backend, 1))
+        count_operations(partial(run, chain, backend, 3)) - count_operations(partial(run, chain, backend, 1))
         for run in (by_augment, by_loader)
     )
     assert 0 < augment_operations <= loader_operations

@@ -60,8 +60,8 @@ def test_files_decoded_by_the_device_are_not_copied_to_it():
     options = {"dataset": encoded_samples(), "transforms": CHAIN, "decode": gl.Decode(where="device")}
     sizes = []
 
-    def drive(options_: dict[str, Any]) -> Any:
-        with gl.Loader(**{"batch_size": 4, "num_workers": 0, "backend": "torch", "seed": 11} | options_) as loader:
+    def drive(loader_options: dict[str, Any]) -> Any:
+        with gl.Loader(**loader_options) as loader:
             yield from loader
             sizes.append(loader.stats().decode.bytes)
 

@@ -14,6 +14,8 @@ from gpuload import transforms as T
 from gpuload.batches.assemble import Assembly
 from gpuload.batches.transform import BatchTransform
 from gpuload.stage.fused.runner import FusedRunner
+from gpuload.workers.batch import PlannedBatch
+from gpuload.workers.feed import Feed
 from gpuload.workers.planned import Planner
 
 POLICIES = ("lazy", "side first")
@@ -53,17 +55,24 @@ def test_fused_lists_on_the_device_equal_those_of_the_cpu():
     assert_equal(on_device(lists, "lazy").values, on_cpu(lists))
 
 
+@pytest.fixture
+def workers_plans(monkeypatch) -> list[PlannedBatch]:
+    """Plans made by workers, which are asked for the plan of each batch, even if it may come too late."""
+    plans: list[PlannedBatch] = []
+    store = PlannedBatch.store
+    monkeypatch.setattr(PlannedBatch, "store", lambda plan, *args: plans.append(plan) or store(plan, *args))
+    monkeypatch.setattr(Feed, "_can_be_planned_in_time", lambda *args: True)
+    return plans
+
+
 @pytest.mark.processes
-def test_batches_planned_by_workers_equal_those_of_the_cpu(monkeypatch):
-    planned_launches = []
-    launch = FusedRunner.launch_planned
-    monkeypatch.setattr(FusedRunner, "launch_planned", lambda *args: planned_launches.append(launch(*args)))
+def test_batches_planned_by_workers_equal_those_of_the_cpu(workers_plans):
     transforms = [T.RandomCrop(8), T.ColorJitter(0.4), NORMALIZE]
     loader_options = options(dataset=samples(12), transforms=transforms, backend="fused", batch_size=1)
     run = on_device({**loader_options, "num_workers": 2}, "lazy")
     assert_equal(run.values, on_cpu(loader_options))
     assert run.unexpected_waits == []
-    assert planned_launches, "the workers planned no batch"
+    assert workers_plans, "the workers planned no batch"
 
 
 @pytest.mark.processes
@@ -101,7 +110,7 @@ def test_images_of_different_channels_without_a_workers_plan_raise(monkeypatch):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", POLICIES)
-def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, monkeypatch):
+def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, workers_plans, monkeypatch):
     """This holds even if a module of the user finishes the batch on the stream of the training step."""
     has_own_memory: list[bool] = []
     finish = Assembly.finish
@@ -118,4 +127,5 @@ def test_labels_that_arrive_with_a_plan_outlive_its_memory(policy, monkeypatch):
     expected = on_cpu(loader_options)
     has_own_memory.clear()
     assert_equal(on_device({**loader_options, "num_workers": 2}, policy).values, expected)
-    assert set(has_own_memory) == {True}, "labels that the user keeps would also keep the pixels, or no plan came"
+    assert set(has_own_memory) == {True}, "labels that the user keeps would also keep the pixels"
+    assert workers_plans, "the workers planned no batch"

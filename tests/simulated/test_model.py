@@ -14,7 +14,7 @@ from simulated.runtime import simulated
 ON_MODEL = lacking.skip_on_fake_cuda("the simulated device")  # marks tests that use the model's internals
 
 
-def computed(device: str) -> list[torch.Tensor]:
+def compute_results(device: str) -> list[torch.Tensor]:
     """Compute with views, changes in place, indices, numbers of the host and operations with several results."""
     numbers = torch.arange(12.0).reshape(3, 4).to(device)
     rows, columns = numbers.t()[1:], numbers[:, [0, 2]]
@@ -29,10 +29,10 @@ def computed(device: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_operations_give_torchs_results(policy):
     with simulated(policy) as cuda:
-        results = computed("cuda:1")
+        results = compute_results("cuda:1")
         assert {tensor.device for tensor in results} == {torch.device("cuda", 1)}
         results = [cuda.on_host(tensor) for tensor in results]
-    for result, expected in zip(results, computed("cpu"), strict=True):
+    for result, expected in zip(results, compute_results("cpu"), strict=True):
         assert torch.equal(result, expected)
 
 

@@ -101,7 +101,7 @@ def test_random_numbers_equal_batch_normals():
     assert torch.equal(numbers, batch_normals(torch.from_numpy(keys.astype(np.int64)), 333))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_erasing_in_a_half_dtype_rounds_the_float32_result(dtype):
     chain = T.Chain([NORMALIZE, T.RandomErasing(1, value="random")])
     batch = draw(chain, [np.full((20, 30, 3), 99, np.uint8)] * 6)
@@ -178,7 +178,7 @@ def test_mixing_equals_its_formula_in_float64(make_images, transform, options, c
     images = make_images(3, 11)
     transforms = [T.Resize((24, 32)), conversion, T.RandomErasing(0.5, value=2), transform]
     unmixed, draws = result_before_mixing(transforms, images, **options)
-    assert (draws.mix.share < 1).sum() > 3
+    assert (draws.mix.share < 1).sum() > 3, "too few of the 11 images are mixed"
     ragged = RaggedImages.from_arrays(images)
     for partners in (None, np.array([0, 10, 3, 2, 9, 5, 6, 8, 7, 4, 1])):
         result = compile_stage(T.Chain(transforms), device="cpu", **options)(ragged, draws, partners=partners)

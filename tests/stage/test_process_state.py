@@ -110,7 +110,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["torch", "kornia"])
+@pytest.mark.parametrize("backend", ["torch", "kornia"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_loader_in_a_forked_process_gives_the_same_images(name):
-    run_python(FORK_PROGRAM, name, flags=("-W", "ignore"))
+def test_loader_in_a_forked_process_gives_the_same_images(backend):
+    run_python(FORK_PROGRAM, backend, flags=("-W", "ignore"))

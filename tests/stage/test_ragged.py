@@ -19,8 +19,8 @@ DTYPES = ["uint8", "uint16", "float32"]
 
 
 def test_from_arrays_stores_images_one_after_the_other():
-    random_arrays = [np.full((2, 3, 3), 7, np.uint8), np.full((4, 1, 1), 9, np.uint8)[:, ::-1]]
-    images = RaggedImages.from_arrays(random_arrays)
+    arrays = [np.full((2, 3, 3), 7, np.uint8), np.full((4, 1, 1), 9, np.uint8)[:, ::-1]]
+    images = RaggedImages.from_arrays(arrays)
     assert len(images) == 2
     assert images.pixels.tolist() == [7] * 18 + [9] * 4
     assert images.offsets.tolist() == [0, 18]
@@ -98,8 +98,8 @@ def test_from_planes_of_one_tensor_reads_its_memory_in_place(layout, dtype, chan
     assert (images.labels, images.dtype) == (list("abc")[:count], dtype)
     assert images.shapes.tolist() == [[*size, channels]] * count
     assert images.regions_tlhw.tolist() == [[0, 0, *size]] * count
-    gapless = layout == "channels last" or (layout == "contiguous" and (channels == 1 or size == (1, 1)))
-    assert gapless <= (images.steps is None)
+    is_gapless = layout == "channels last" or (layout == "contiguous" and (channels == 1 or size == (1, 1)))
+    assert images.steps is None or not is_gapless
     assert_interleaves(images, expected, half_windows(images.sizes_hw))
     if images.steps is not None:
         assert [values_by_address(images, row) for row in range(count)] == [
@@ -148,5 +148,5 @@ def test_interleave_copies_into_the_memory_that_it_is_given():
 def test_from_planes_keeps_the_tensors_alive():
     expected = random_arrays(IMAGE_SIZES, 3, "float32")
     images = RaggedImages.from_planes(LAYOUTS["each"](expected), list("abcde"))
-    torch.full((10_000,), 7.0)  # would overwrite the memory if it were free
+    _ = [torch.full((3, *size), 7.0) for size in IMAGE_SIZES]  # would overwrite the memory if it were free
     assert_interleaves(images, expected, full_windows(images.sizes_hw))

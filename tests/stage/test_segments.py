@@ -38,11 +38,11 @@ class NamedTransforms(TorchBackend):
         return None if is_supported else "another name"
 
     def level_runner(self, finish):
-        run_segments = super().level_runner(finish)
+        run_levels = super().level_runner(finish)
 
         def run_and_record(images, program, windows_tlhw, outputs, on_finished):
             self.calls.append((images, [record.name for record in program.records], on_finished))
-            return run_segments(images, program, windows_tlhw, outputs, on_finished)
+            return run_levels(images, program, windows_tlhw, outputs, on_finished)
 
         return run_and_record
 
@@ -81,7 +81,7 @@ def test_segments_on_several_backends_have_the_bits_of_one_backend(make_images, 
         ragged, draws = make_batch(chain, make_images(seed, 5))
         expected, outputs, backend = run_segments(chain, names, ragged, draws)
         assert torch.equal(outputs, expected)
-        assert {name for _, ran, _ in backend.calls for name in ran} == names | {"Normalize"}
+        assert {name for _, record_names, _ in backend.calls for name in record_names} == names | {"Normalize"}
 
 
 def test_segment_gets_only_the_window_that_it_needs(make_images, make_batch):
@@ -145,8 +145,7 @@ def test_planes_have_the_bits_of_interleaved_images(make_images, layout, runner,
         assert torch.equal(outputs, expected)
 
 
-def test_planes_are_interleaved_once_into_reused_memory(make_images):
-    """Only the windows that the chain needs are copied, and only before the first segment."""
+def test_windows_of_planes_are_interleaved_into_reused_memory(make_images):
     arrays = [image[:40, :45] for image in make_images(4, 2, low=50)]
     _, planes = interleaved_and_planes(arrays, "within others")
     chain = T.Chain([T.CenterCrop(20), T.RandomInvert(1.0), NORMALIZE])

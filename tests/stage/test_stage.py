@@ -54,7 +54,7 @@ def test_stage_returns_the_requested_dtype_and_memory_format(make_images, run_st
 
 
 @pytest.mark.parametrize(
-    ("conversion", "dtype", "expected", "scale"),
+    ("conversion", "dtype", "expected_dtype", "divisor"),
     [
         ([], None, torch.uint8, 1),
         ([T.ToDtype("uint8", scale=True)], "float16", torch.uint8, 1),
@@ -66,15 +66,15 @@ def test_stage_returns_the_requested_dtype_and_memory_format(make_images, run_st
     ],
 )
 def test_floats_are_scaled_as_normalize_or_to_dtype_specify(
-    make_images, make_batch, conversion, dtype, expected, scale
+    make_images, make_batch, conversion, dtype, expected_dtype, divisor
 ):
     chain, stage = compile_chain([T.CenterCrop(20), *conversion], dtype=dtype)
     result = stage(*make_batch(chain, make_images(1, 2)))
     chain, stage_of_levels = compile_chain([T.CenterCrop(20)])
     pixels = stage_of_levels(*make_batch(chain, make_images(1, 2)))
-    assert result.dtype == expected
+    assert result.dtype == expected_dtype
     assert pixels.dtype == torch.uint8
-    torch.testing.assert_close(result.float(), pixels.float() / scale, atol=0, rtol=0.005)
+    torch.testing.assert_close(result.float(), pixels.float() / divisor, atol=0, rtol=0.005)
 
 
 @pytest.mark.slow

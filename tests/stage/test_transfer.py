@@ -13,6 +13,7 @@ import torch
 from helpers.cpu_device import Device, Event
 from torch.overrides import TorchFunctionMode
 
+from gpuload.ring.packing import ALIGN
 from gpuload.ring.ring import Ring
 from gpuload.stage import device as devices
 from gpuload.stage.transfer import (
@@ -121,7 +122,7 @@ def test_buffers_of_batches_of_similar_sizes_have_one_size(make_cuda_transfer):
     buffer_bytes, used_bytes = set(), np.random.default_rng(0).integers(930_000, 980_000, 50).tolist()
     for nbytes in used_bytes:
         pixels, _ = transfer.load(make_batch(ring, slot, nbytes), lambda: None)
-        assert nbytes <= len(pixels) < nbytes + 64
+        assert nbytes <= len(pixels) < nbytes + ALIGN
         buffer_bytes.add(pixels.untyped_storage().nbytes())
     assert len(buffer_bytes) == 1
     assert max(buffer_bytes) <= max(used_bytes) * 9 / 8

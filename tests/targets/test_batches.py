@@ -233,7 +233,7 @@ def test_encoded_masks_are_decoded_to_the_stored_values(kind, workers):
 @pytest.mark.parametrize("exif", [False, True])
 def test_encoded_masks_are_turned_by_exif_only_if_images_are(exif):
     turned = PILImage.Exif()
-    turned[0x0112] = 6
+    turned[0x0112] = 6  # the tag Orientation: turn by 90° clockwise
     array = np.random.default_rng(1).integers(0, 250, (40, 50)).astype(np.uint8)
     photo, mask = png(pixels(), exif=turned), png(array, exif=turned)
     images, masks = only_batch(lambda i: (photo, gl.Mask(mask)), decode=gl.Decode(exif=exif))

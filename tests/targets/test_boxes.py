@@ -24,13 +24,13 @@ def draw(transform: T.RandomIoUCrop, count: int, boxes: np.ndarray = BOXES, firs
 
 
 def published_crop(
-    random: np.random.Generator, options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)
+    random: np.random.Generator, sampler_options, trials: int, scale=(0.3, 1.0), ratio=(0.5, 2.0)
 ) -> list[float]:
     """Draw a crop by the published definition: left, top, width, height, and the number of boxes that remain."""
     height, width = SIZE_HW
     while True:
-        overlap = options[random.integers(len(options))]
-        if overlap >= 1:
+        min_overlap = sampler_options[random.integers(len(sampler_options))]
+        if min_overlap >= 1:
             return [0, 0, width, height, len(BOXES)]
         for _ in range(trials):
             width_share, height_share = random.uniform(*scale, 2)
@@ -48,21 +48,21 @@ def published_crop(
                 h = max(0.0, min(box[3], top + new_height) - max(box[1], top))
                 area = (box[2] - box[0]) * (box[3] - box[1])
                 max_overlap = max(max_overlap, w * h / (area + new_width * new_height - w * h))
-            if max_overlap < overlap:
+            if max_overlap < min_overlap:
                 continue
             return [left, top, new_width, new_height, int(inside.sum())]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "trials"), [((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), 40), ((0.1, 0.3), 5), ((0.5, 2.0), 3)]
+    ("sampler_options", "trials"), [((0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), 40), ((0.1, 0.3), 5), ((0.5, 2.0), 3)]
 )
-def test_iou_crops_are_distributed_as_published(options, trials):
+def test_iou_crops_are_distributed_as_published(sampler_options, trials):
     count = 3000
-    drawn = draw(T.RandomIoUCrop(sampler_options=options, trials=trials), count)
-    crops = np.column_stack([drawn.box_tlhw[:, [1, 0, 3, 2]], drawn.kept_boxes.sum(axis=1)])
+    record = draw(T.RandomIoUCrop(sampler_options=sampler_options, trials=trials), count)
+    crops = np.column_stack([record.box_tlhw[:, [1, 0, 3, 2]], record.kept_boxes.sum(axis=1)])
     random = np.random.default_rng(0)
-    published_crops = np.array([published_crop(random, options, trials) for _ in range(count)])
+    published_crops = np.array([published_crop(random, sampler_options, trials) for _ in range(count)])
     for column in range(4):
         assert scipy.stats.ks_2samp(crops[:, column], published_crops[:, column]).pvalue > 1e-3
     tables = np.array([[(counts == n).sum() for n in range(1, 4)] for counts in (crops[:, 4], published_crops[:, 4])])
@@ -73,15 +73,15 @@ def test_iou_crops_are_distributed_as_published(options, trials):
 
 
 def test_iou_crops_are_inside_the_image_and_list_the_boxes_inside_them():
-    drawn = draw(T.RandomIoUCrop(), 500)
-    top, left, height, width = drawn.box_tlhw.T
-    assert (drawn.box_tlhw[:, :2] >= 0).all()
+    record = draw(T.RandomIoUCrop(), 500)
+    top, left, height, width = record.box_tlhw.T
+    assert (record.box_tlhw[:, :2] >= 0).all()
     assert (top + height <= SIZE_HW[0]).all()
     assert (left + width <= SIZE_HW[1]).all()
     assert ((width / height >= 0.5) & (width / height <= 2)).all()
     x, y = (BOXES[:, :2] + BOXES[:, 2:]).T / 2
     inside = (left[:, None] < x) & (x < (left + width)[:, None]) & (top[:, None] < y) & (y < (top + height)[:, None])
-    np.testing.assert_array_equal(drawn.kept_boxes, inside)
+    np.testing.assert_array_equal(record.kept_boxes, inside)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_iou_crops_have_torchvisions_areas_and_numbers_of_boxes():
         out, moved = crop(image, boxes)
         areas.append(out.shape[-1] * out.shape[-2])
         box_counts.append(int((moved[:, 2] > moved[:, 0]).sum()))
-    drawn = draw(T.RandomIoUCrop(), 400)
-    assert scipy.stats.ks_2samp(drawn.box_tlhw[:, 2:].prod(axis=1), areas).pvalue > 1e-3
-    assert scipy.stats.ks_2samp(drawn.kept_boxes.sum(axis=1), box_counts).pvalue > 1e-3
+    record = draw(T.RandomIoUCrop(), 400)
+    assert scipy.stats.ks_2samp(record.box_tlhw[:, 2:].prod(axis=1), areas).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(record.kept_boxes.sum(axis=1), box_counts).pvalue > 1e-3
 
 
 def test_convert_bounding_box_format_accepts_torchvisions_enum():
@@ -118,6 +118,6 @@ def test_convert_bounding_box_format_accepts_torchvisions_enum():
 
 
 def test_labels_getter_does_not_change_the_fingerprint():
-    chains = [T.Chain([T.SanitizeBoundingBoxes(labels_getter=lambda sample: None)]) for _ in range(2)]
+    chains = [T.Chain([T.SanitizeBoundingBoxes(labels_getter=getter)]) for getter in (None, len)]
     assert chains[0].fingerprint() == chains[1].fingerprint()
     assert T.Chain([T.SanitizeBoundingBoxes(min_size=2)]).fingerprint() != chains[0].fingerprint()

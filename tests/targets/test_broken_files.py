@@ -15,7 +15,7 @@ class IntactAndTruncated:
     """A dataset of one sample: an intact image, and a mask or a second image whose file is truncated."""
 
     def __init__(self, second_kind: str) -> None:
-        self.kind = second_kind
+        self.second_kind = second_kind
 
     def __len__(self):
         return 1
@@ -23,7 +23,7 @@ class IntactAndTruncated:
     def __getitem__(self, i):
         rng = np.random.default_rng(0)
         intact = gl.Encoded(encode(rng.integers(0, 256, (40, 50, 3), np.uint8), "PNG"), source="intact.png")
-        if self.kind == "mask":
+        if self.second_kind == "mask":
             broken = gl.Encoded(
                 encode(rng.integers(0, 9, (40, 50), np.uint8), "PNG")[:-600], "unchanged", source="broken.png"
             )
@@ -44,12 +44,12 @@ def test_the_error_of_a_truncated_file_names_it_among_several(second_kind, num_w
     assert caught.value.source == "broken.png"
 
 
-@pytest.mark.parametrize(("damage", "data"), [("header", b"no image"), ("pixels", None)])
+@pytest.mark.parametrize("data", [b"no image", None], ids=["header", "pixels"])
 @pytest.mark.parametrize(
     ("sources", "expected_source"),
     [((None, None), None), ((None, "second.png"), None), (("first.png", "second.png"), "first.png")],
 )
-def test_an_error_of_an_image_does_not_name_the_file_of_its_mask(damage, data, sources, expected_source):
+def test_an_error_of_an_image_does_not_name_the_file_of_its_mask(data, sources, expected_source):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
     image = gl.Encoded(encode(pixels, "PNG")[:-3000] if data is None else data, source=sources[0])
     mask = gl.Mask(gl.Encoded(encode(pixels[..., 0], "PNG"), "unchanged", source=sources[1]))

@@ -13,7 +13,7 @@ from targets.samples import boxes, image, only_batch
 import gpuload as gl
 from gpuload import transforms as T
 
-BELONGING = ("labels", "area", "masks", "visibility")
+BOX_FIELDS = ("labels", "area", "masks", "visibility")
 
 
 def sample(index: int) -> Any:
@@ -48,7 +48,7 @@ def test_padded_boxes_hold_the_values_of_the_lists(chain, workers):
         assert torch.equal(padded["boxes"].array[row][valid], target["boxes"])
         assert torch.equal(padded["keypoints"].array[row][valid], target["keypoints"])
         assert torch.equal(padded["keypoints"].valid[row], valid)
-        for name in BELONGING:
+        for name in BOX_FIELDS:
             assert torch.equal(padded[name][row][valid], torch.as_tensor(target[name]))
             assert not padded[name][row][~valid].any()
     assert padded["image_id"].tolist() == list(range(8))
@@ -56,8 +56,7 @@ def test_padded_boxes_hold_the_values_of_the_lists(chain, workers):
 
 
 def test_padded_boxes_may_be_anywhere_in_a_sample():
-    batch = only_batch(lambda i: (image(), gl.Boxes(boxes(i)), np.arange(i)), boxes="padded")
-    _, padded, labels = batch
+    _, padded, labels = only_batch(lambda i: (image(), gl.Boxes(boxes(i)), np.arange(i)), boxes="padded")
     assert padded.valid.tolist() == [[False] * 2, [True, False], [True] * 2]
     assert labels.tolist() == [[0, 0], [0, 0], [0, 1]]
 
@@ -72,7 +71,7 @@ def test_batch_without_any_box_is_padded_to_no_boxes():
     assert (padded["labels"].shape, padded["masks"].shape) == ((3, 0), (3, 0, 20, 20))
 
 
-def test_empty_values_take_the_dtype_and_shape_of_the_others():
+def test_empty_values_take_the_dtype_and_shape_of_nonempty_values():
     make = lambda i: (image(), {"boxes": gl.Boxes(boxes(i)), "scores": np.ones((i, 2)) if i else np.zeros(0, np.int32)})  # noqa: E731
     _, padded = only_batch(make, boxes="padded")
     assert (padded["scores"].shape, padded["scores"].dtype) == ((3, 2, 2), torch.float64)
@@ -167,7 +166,7 @@ def test_boxes_of_several_formats_are_padded_after_a_conversion():
     assert padded.format == "xyxy"
 
 
-def test_keypoints_of_an_image_are_stacked_beside_as_many_padded_boxes():
+def test_keypoints_of_an_image_are_stacked_next_to_as_many_padded_boxes():
     make = lambda i: (image(), {"boxes": gl.Boxes(boxes(3)), "pose": gl.Keypoints(boxes(3)[:, :2], pairs=())})  # noqa: E731
     _, padded = only_batch(make, boxes="padded")
     assert isinstance(padded["pose"], torch.Tensor)

@@ -31,7 +31,7 @@ def pose(index: int, pairs: Any = PAIRS) -> Any:
     }
 
 
-# Each chain, whether it mirrors each image, and the number of views.
+# Chains that mirror every image, and chains that mirror none.
 MIRRORING = {
     "flip": [T.RandomHorizontalFlip(1.0)],
     "vertical flip": [T.RandomVerticalFlip(1.0)],
@@ -39,7 +39,7 @@ MIRRORING = {
     "flip and crop": [T.RandomCrop(30), T.RandomHorizontalFlip(1.0), T.RandomRotation(30)],
     "three flips": [T.RandomHorizontalFlip(1.0), T.RandomVerticalFlip(1.0), T.RandomHorizontalFlip(1.0)],
 }
-KEEPING = {
+NOT_MIRRORING = {
     "two flips": [T.RandomHorizontalFlip(1.0), T.RandomVerticalFlip(1.0)],
     "rotation": [T.RandomRotation((180, 180))],
     "shear": [T.RandomAffine(40, shear=30)],
@@ -49,9 +49,9 @@ KEEPING = {
 
 
 @pytest.mark.parametrize("form", ["loader", "augment", "padded"])
-@pytest.mark.parametrize("name", [*MIRRORING, *KEEPING])
+@pytest.mark.parametrize("name", [*MIRRORING, *NOT_MIRRORING])
 def test_pairs_and_their_visibility_are_exchanged_if_the_image_is_mirrored(name, form):
-    chain, order = (MIRRORING | KEEPING)[name], ORDER if name in MIRRORING else [*range(5)]
+    chain, order = (MIRRORING | NOT_MIRRORING)[name], ORDER if name in MIRRORING else [*range(5)]
     _, plain = only_batch(lambda i: pose(i, ()), 3, transforms=chain)
     expected = plain["keypoints"][:, order], plain["visibility"][:, order]
     _, target = only_batch(pose, 3, transforms=chain)
@@ -69,7 +69,7 @@ def test_pairs_and_their_visibility_are_exchanged_if_the_image_is_mirrored(name,
     assert keypoints.shape == (3, 5, 2)
 
 
-def test_warp_that_mirrors_exchanges_pairs():
+def test_motion_of_a_warp_mirrors_images_that_it_flips_or_transposes():
     from gpuload.transforms.program.ops import Warp
     from gpuload.transforms.program.targets import motion_of
 
@@ -132,14 +132,14 @@ def test_mosaic_exchanges_the_pairs_of_each_image_by_its_own_flips():
     assert seen == {(0, 1, 2), (0, 2, 1)}
 
 
-def test_views_exchange_pairs_each_for_itself():
+def test_each_view_exchanges_pairs_by_its_own_flips():
     views = T.MultiView([[T.RandomHorizontalFlip(1.0)], [T.CenterCrop(30)]])
     _, target = only_batch(pose, 3, transforms=[views])
     assert [view[1].tolist() for view in target["visibility"]] == [[10, 12, 11, 14, 13], [10, 11, 12, 13, 14]]
     assert [view.shape for view in target["keypoints"]] == [(3, 5, 2)] * 2
 
 
-def test_keypoints_with_pairs_keep_them_in_workers_caches_and_pickles(tmp_path):
+def test_keypoints_retain_their_pairs_in_pickles_and_disk_caches(tmp_path):
     points = gl.Keypoints(points_of(1), pairs=np.array(PAIRS))
     assert points.pairs == pickle.loads(pickle.dumps(points)).pairs == ((1, 2), (4, 3))
     cached = gl.Cached([(image(), points)], 1 << 20, where="disk", path=tmp_path, version="1")
@@ -172,7 +172,7 @@ def test_visibility_of_two_sets_of_keypoints_is_exchanged_once(form):
     assert target["visibility"].tolist() == [ORDER]
 
 
-ANY = np.zeros((3, 2))
+ANY = np.zeros((3, 2))  # three keypoints, whose places do not matter
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ CHAINS = {
     "short side, then the middle": [T.Resize(90, **NEAREST), T.CenterCrop(88)],
     "a larger canvas": [T.RandomZoomOut(side_range=(1, 2), p=1), T.Resize((120, 120), **NEAREST)],
     "rotation": [T.RandomRotation(25, **NEAREST), T.CenterCrop(100)],
-    "rotation of all": [T.RandomRotation((30, 30), expand=True, **NEAREST), T.Resize((128, 128), **NEAREST)],
+    "rotation with expand": [T.RandomRotation((30, 30), expand=True, **NEAREST), T.Resize((128, 128), **NEAREST)],
     "quarter turns": [T.RandomRotate90(0.9), T.RandomCrop((56, 52)), T.RandomTranspose(), T.CenterCrop(50)],
     "affine": [T.RandomAffine(20, translate=(0.1, 0.1), scale=(0.9, 1.3), shear=10, **NEAREST), T.CenterCrop(90)],
     "perspective": [T.Resize((96, 96), **NEAREST), T.RandomPerspective(0.3, p=0.8, **NEAREST)],
@@ -34,7 +34,7 @@ CHAINS = {
         T.RandomApply([T.RandomRotation(10, **NEAREST)]),
         T.CenterCrop((58, 60)),
     ],
-    "any of them": [
+    "choice and order": [
         T.RandomChoice([T.RandomResizedCrop(64, scale=(0.6, 1), **NEAREST), T.Compose([T.Resize(70, **NEAREST),
                         T.CenterCrop(64)])]),
         T.RandomOrder(list(FLIPS)),

@@ -109,7 +109,7 @@ def test_modules_are_accepted_anywhere_in_a_chain():
     T.Chain([TO_FLOAT, module, T.RandomVerticalFlip(), NORMALIZE, T.MixUp(num_classes=2)])
 
 
-def test_flips_after_normalize_and_to_dtype_uint8_are_accepted():
+def test_chain_accepts_flips_after_normalize_and_knows_its_output_size():
     chain = T.Chain([T.ToDtype("uint8", scale=True), T.CenterCrop(8), NORMALIZE, T.RandomVerticalFlip()])
     assert len(chain) == 4
     assert chain.output_size_hw == (8, 8)

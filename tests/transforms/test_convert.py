@@ -83,7 +83,8 @@ def test_normalize_with_one_mean_and_std_applies_after_a_custom_transform():
 def test_arguments_as_tensors_and_arrays_equal_plain_numbers():
     mean = [0.5, 0.25, 0.75]
     assert T.Normalize(torch.tensor(mean), torch.tensor(mean)) == T.Normalize(np.array(mean), mean)
-    assert T.RandomHorizontalFlip(torch.tensor(0.25)) == T.RandomHorizontalFlip(np.array(0.25))
+    assert T.RandomHorizontalFlip(torch.tensor(0.25)) == T.RandomHorizontalFlip(0.25)
+    assert T.RandomHorizontalFlip(np.array(0.25)) == T.RandomHorizontalFlip(0.25)
     assert T.ColorJitter(torch.tensor(0.25)) == T.ColorJitter(0.25)
     assert T.RandomRotation(torch.tensor(10)) == T.RandomRotation(10)
 
@@ -99,7 +100,7 @@ def load_images(dataset, transforms, **options):
 def make_unit_floats():
     """Generate float32 images, 20×24×25×3, in 0 … 1, which include the bounds of each level."""
     floats = np.random.default_rng(0).random((20, 24, 25, 3), np.float32)
-    bounds = (np.arange(257) / 255.999).astype(np.float32)
+    bounds = (np.arange(257) / 255.999).astype(np.float32)  # torchvision's level is ⌊255.999 x⌋
     floats[0].flat[: 3 * 257] = np.clip(
         np.concatenate([bounds, np.nextafter(bounds, np.float32(0)), np.nextafter(bounds, np.float32(1))]), 0, 1
     )
@@ -111,16 +112,14 @@ def to_nchw(images):
 
 
 def test_to_uint8_in_first_place_converts_floats_and_uint16_like_torchvision(tmp_path):
-    floats, uint16_images = (
-        make_unit_floats(),
-        np.random.default_rng(1).integers(0, 65536, (20, 24, 25, 3)).astype(np.uint16),
-    )
+    floats = make_unit_floats()
+    uint16_images = np.random.default_rng(1).integers(0, 65536, (20, 24, 25, 3)).astype(np.uint16)
     torchvision_to_dtype = torchvision().transforms.v2.ToDtype(torch.uint8, scale=True)
     for images in (floats, uint16_images):
         expected = torchvision_to_dtype(to_nchw(images))
         assert torch.equal(load_images(list(map(gl.Image, images)), [TO_UINT8]), expected)
         assert torch.equal(gl.Augment([TO_UINT8])(to_nchw(images)), expected)
-        np.save(tmp_path / "images.npy", images)  # more rows than are checked before rows are copied unchecked
+        np.save(tmp_path / "images.npy", images)  # more than SEARCHED_SAMPLES rows; later rows are copied unchecked
         assert torch.equal(load_images(gl.ArrayFile(tmp_path / "images.npy"), [TO_UINT8], num_workers=1), expected)
 
 
@@ -154,9 +153,9 @@ def test_images_converted_in_first_place_give_the_results_of_uint8_images(transf
     converted, expected = (next(iter(gl.Loader(list(map(gl.Image, images)), **options))) for images in (floats, levels))
     augmented, augmented_levels = (gl.Augment(transforms)(to_nchw(images)) for images in (floats, levels))
     for results, expected_results in ((converted, expected), (augmented, augmented_levels)):
-        views, other_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, expected_results))
+        views, expected_views = ([x] if isinstance(x, torch.Tensor) else x for x in (results, expected_results))
         assert {view.dtype for view in views} == {torch.uint8}
-        torch.testing.assert_close(list(views), list(other_views), rtol=0, atol=0)
+        torch.testing.assert_close(list(views), list(expected_views), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("value", "content"), [(1.5, "floats from 0.5 to 1.5"), (np.nan, "NaN")])
@@ -211,29 +210,29 @@ def test_window_has_the_levels_of_dicoms_linear_function(center, width, dtype):
     values = HOUNSFIELD if dtype == np.float32 else (HOUNSFIELD + 1024).astype(np.uint16)
     levels = T.Window(center, width).levels(values)
     assert levels.dtype == np.uint8
-    assert np.abs(levels - dicom_window(values, center, width)).max() <= 0.501
+    assert np.abs(levels - dicom_window(values, center, width)).max() <= 0.501  # the levels are rounded
     assert torch.equal(T.Window(center, width).levels(torch.from_numpy(values)), torch.from_numpy(levels))
 
 
-def windowed(sample, chain, **options):
-    [batch] = gl.Loader([sample], 1, transforms=chain, num_workers=0, device="cpu", **options)
+def load_batch(sample, chain):
+    [batch] = gl.Loader([sample], 1, transforms=chain, num_workers=0, device="cpu")
     return batch
 
 
 def test_window_is_applied_before_the_crop_and_colours_of_a_loader_and_an_augment():
     chain = [T.Window(40, 400), T.RandomCrop(32), T.RandomInvert(p=1), T.RandomHorizontalFlip()]
     levels = T.Window(40, 400).levels(HOUNSFIELD)
-    expected = windowed(gl.Image(levels), chain[1:])
-    assert torch.equal(windowed(gl.Image(HOUNSFIELD), chain), expected)
+    expected = load_batch(gl.Image(levels), chain[1:])
+    assert torch.equal(load_batch(gl.Image(HOUNSFIELD), chain), expected)
     augmented = gl.Augment(chain)(torch.from_numpy(HOUNSFIELD)[None, None])
     assert torch.equal(augmented, expected)
 
 
-def test_window_takes_files_of_16_bits():
+def test_window_converts_image_files_of_16_bits():
     file = io.BytesIO()
     values = (HOUNSFIELD + 1024).astype(np.uint16)
     PILImage.fromarray(values).save(file, "PNG")
-    image = windowed(gl.Encoded(file.getvalue(), mode="unchanged"), [T.Window(1064, 400)])
+    image = load_batch(gl.Encoded(file.getvalue(), mode="unchanged"), [T.Window(1064, 400)])
     assert torch.equal(image[0, 0], torch.from_numpy(T.Window(1064, 400).levels(values)))
 
 
@@ -254,24 +253,24 @@ def test_chain_refuses_a_window_that_is_not_its_first_transform(chain):
 
 
 def test_window_refuses_images_of_8_bits_and_nan():
-    bits = np.zeros((8, 8), np.uint8)
+    levels = np.zeros((8, 8), np.uint8)
     with pytest.raises(gl.SampleError, match="Window takes intensities of 16 bits or floats, but this"):
-        windowed(gl.Image(bits), [T.Window(40, 400)])
+        load_batch(gl.Image(levels), [T.Window(40, 400)])
     file = io.BytesIO()
-    PILImage.fromarray(bits).save(file, "JPEG")
+    PILImage.fromarray(levels).save(file, "JPEG")
     for mode in ("L", "unchanged"):
         with pytest.raises(gl.SampleError, match="Window takes intensities of 16 bits or floats, but this"):
-            windowed(gl.Encoded(file.getvalue(), mode=mode), [T.Window(40, 400)])
+            load_batch(gl.Encoded(file.getvalue(), mode=mode), [T.Window(40, 400)])
     with pytest.raises(TypeError, match=r"batch has 8 bits, but Window takes intensities: uint16, or floats"):
-        gl.Augment([T.Window(40, 400)])(torch.from_numpy(bits)[None, None])
+        gl.Augment([T.Window(40, 400)])(torch.from_numpy(levels)[None, None])
     nan = np.full((8, 8), np.nan, np.float32)
     with pytest.raises(gl.SampleError, match="contains NaN"):
-        windowed(gl.Image(nan), [T.Window(40, 400)])
+        load_batch(gl.Image(nan), [T.Window(40, 400)])
     with pytest.raises(ValueError, match="contains NaN"):
         gl.Augment([T.Window(40, 400)])(torch.from_numpy(nan)[None, None])
 
 
-def test_an_array_file_of_8_bits_does_not_pass_a_window(tmp_path):
+def test_window_refuses_an_array_file_of_8_bits(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((20, 8, 8, 1), np.uint8))
     images = gl.ArrayFile(tmp_path / "a.npy")
     with pytest.raises(gl.SampleError, match="this image has 8 bits"):
@@ -284,7 +283,7 @@ def test_an_array_file_of_8_bits_does_not_pass_a_window(tmp_path):
 @pytest.mark.parametrize("width", [20, 64, 90])
 def test_crop_or_pad_at_the_left_repeats_the_last_column_on_the_right(width):
     line = np.random.default_rng(0).integers(0, 256, (10, width, 3), np.uint8)
-    [padded] = windowed(gl.Image(line), [T.CenterCropOrPad((16, 64), padding_mode="edge", position="left")])
-    rows = np.clip(np.arange(16) - 3, 0, 9)
+    [padded] = load_batch(gl.Image(line), [T.CenterCropOrPad((16, 64), padding_mode="edge", position="left")])
+    rows = np.clip(np.arange(16) - 3, 0, 9)  # three rows of padding above and below the ten
     columns = np.minimum(np.arange(64), width - 1)
     assert np.array_equal(padded.permute(1, 2, 0).numpy(), line[rows][:, columns])

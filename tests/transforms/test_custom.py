@@ -33,7 +33,7 @@ class Structured(T.Custom):
 
     def draw(self, uniforms, sizes_hw):
         u = uniforms(3)
-        return {"one": u[:, 0] * self.strength, "both": Drawn(u[:, 1], (u * sizes_hw[:, :1], sizes_hw))}
+        return {"factor": u[:, 0] * self.strength, "pair": Drawn(u[:, 1], (u * sizes_hw[:, :1], sizes_hw))}
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ def test_custom_transforms_draw_the_same_for_a_sample_in_any_batch():
     chain, rows = T.Chain([T.RandomHorizontalFlip(), Structured(), T.Resize(9)]), np.array([7, 2, 5])
     call, call_of_rows = call_of(chain, np.arange(12)), call_of(chain, rows)
     rows_of_call = call.take(rows, None)
-    assert type(rows_of_call.params["both"]) is Drawn
-    np.testing.assert_array_equal(rows_of_call.params["one"], call_of_rows.params["one"])
-    np.testing.assert_array_equal(rows_of_call.params["both"].shift[0], call_of_rows.params["both"].shift[0])
+    assert type(rows_of_call.params["pair"]) is Drawn
+    np.testing.assert_array_equal(rows_of_call.params["factor"], call_of_rows.params["factor"])
+    np.testing.assert_array_equal(rows_of_call.params["pair"].shift[0], call_of_rows.params["pair"].shift[0])
     np.testing.assert_array_equal(rows_of_call.seeds, call_of_rows.seeds)
     assert len(set(call.seeds.tolist())) == 12
-    assert len(np.unique(call.params["one"])) == 12
-    assert not np.isin(call.seeds, (call.params["both"].gain * 2.0**32).astype(np.int64)).any()
+    assert len(np.unique(call.params["factor"])) == 12
+    assert not np.isin(call.seeds, (call.params["pair"].gain * 2.0**32).astype(np.int64)).any()
 
 
 def test_two_custom_transforms_of_one_class_draw_different_numbers():
     first, second = T.Chain([Structured(), Structured()]).draw(KEY, POSITIONS, SIZES).records
-    assert not np.isin(first.params["one"], second.params["one"]).any()
+    assert not np.isin(first.params["factor"], second.params["factor"]).any()
     assert not np.isin(first.seeds, second.seeds).any()
 
 
@@ -155,7 +155,7 @@ def test_fingerprint_depends_on_arguments_but_not_on_addresses():
     assert array == fingerprint(WithField([0, 1, 2])) != fingerprint(WithField(np.arange(4)))
 
 
-def test_repr_of_custom_transforms_and_lambdas():
+def test_repr_of_a_chain_names_custom_transforms_functions_and_modules():
     chain = T.Chain([Flip(), T.Lambda(abs, per="image"), T.Lambda(torch.nn.ReLU()), T.CenterCrop(8), T.Lambda(abs)])
     assert repr(chain) == (
         "Chain([Flip(), Lambda(abs, per='image'), Lambda(torch's ReLU), CenterCrop(size=(8, 8)), Lambda(abs)])"
@@ -192,7 +192,7 @@ def test_custom_flip_moves_boxes_and_keypoints_like_random_horizontal_flip():
             assert array.dtype == expected_array.dtype
 
 
-def test_apply_boxes_must_return_as_many_boxes():
+def test_apply_boxes_that_returns_fewer_boxes_is_refused():
     class Drops(T.Custom):
         def apply_boxes(self, boxes, params, size_hw):
             return boxes[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -57,7 +58,7 @@ def convert_by_attributes(transform) -> list:
         case "CenterCropOrPad" | "RandomCropOrPad":
             return [getattr(T, name)(transform.size, transform.fill, transform.padding_mode)]
         case "RandomErasing":
-            assert transform.log_aspect_ratio[0] == -transform.log_aspect_ratio[1]
+            assert transform.log_aspect_ratio == (math.log(0.3), math.log(1 / 0.3))
             scale = (transform.min_area, transform.max_area)
             options = {name: getattr(transform, name) for name in ("mode", "min_count", "max_count")}
             return [T.RandomErasing(transform.probability, scale, (0.3, 1 / 0.3), **options)]
@@ -105,14 +106,14 @@ def convert_chain(chain: v1.Compose) -> list:
 )
 def test_from_timm_gives_the_chain_of_create_transform(options):
     config = {**CONFIG, **options}
-    training = config.pop("is_training", False)
-    expected = convert_chain(create_transform(**config, is_training=training))
-    assert T.from_timm(config, training) == expected
+    is_training = config.pop("is_training", False)
+    expected = convert_chain(create_transform(**config, is_training=is_training))
+    assert T.from_timm(config, is_training) == expected
     T.Chain(expected)
     # Options are also accepted as arguments.
     arguments = {name: value for name, value in options.items() if name in T.from_timm.__kwdefaults__}
     remaining_config = {name: value for name, value in config.items() if name not in arguments}
-    assert T.from_timm(remaining_config, training, **arguments) == expected
+    assert T.from_timm(remaining_config, is_training, **arguments) == expected
 
 
 @pytest.mark.parametrize("interpolation", ["random", "bicubic"])
@@ -131,7 +132,7 @@ def test_from_timm_converts_rand_augment_with_its_hparams(interpolation, size):
     timm_chain = create_transform(**config, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
     operation = timm_chain.transforms[2].ops[0]
     hparams = dict(chain[2].hparams)
-    assert tuple(operation.kwargs["fillcolor"]) == tuple(hparams["img_mean"]) == (122, 115, 102)
+    assert tuple(operation.kwargs["fillcolor"]) == tuple(hparams["img_mean"]) == (122, 115, 102)  # 255 × mean
     assert hparams["translate_const"] == operation.hparams["translate_const"] == int(min(size[1:]) * 0.45)
     assert ("interpolation" in hparams) == (interpolation != "random") == ("interpolation" in operation.hparams)
     assert chain[2].config == "rand-m9-mstd0.5-inc1"
@@ -143,9 +144,9 @@ def test_from_timm_accepts_the_configuration_of_a_model():
     assert T.from_timm(config) == convert_chain(create_transform(**config, is_training=False))
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_from_timm_without_a_configuration_uses_timms_defaults(training):
-    assert T.from_timm(is_training=training) == convert_chain(create_transform(is_training=training))
+@pytest.mark.parametrize("is_training", [False, True])
+def test_from_timm_without_a_configuration_uses_timms_defaults(is_training):
+    assert T.from_timm(is_training=is_training) == convert_chain(create_transform(is_training=is_training))
 
 
 def test_from_timm_arguments_override_the_configuration():

@@ -57,7 +57,7 @@ def parameter_names(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
-def test_each_torchvision_transform_is_listed(module):
+def test_each_torchvision_transform_has_a_spec_or_is_unsupported(module):
     classes = {name for name, value in vars(module).items() if isinstance(value, type)}
     missing = sorted(classes - NOT_TRANSFORMS - {*EXAMPLES, *HANDLED_SEPARATELY})
     assert not missing, (
@@ -91,7 +91,7 @@ def test_from_torchvision_refuses_an_unknown_argument_unless_it_is_its_default()
         pytest.param(module, name, id=f"{version}-{name}")
         for version, module in (("v1", v1), ("v2", v2))
         for name in sorted(EXAMPLES)
-        if module is v2 or hasattr(v1, name)  # v2 has all
+        if module is v2 or hasattr(v1, name)  # v2 has all of EXAMPLES
     ],
 )
 def test_from_torchvision_converts_every_argument(module, name):
@@ -183,7 +183,7 @@ def test_from_torchvision_truncates_a_fill_between_levels():
         [pad] = T.from_torchvision(v2.Pad(1, fill=fill))
         assert pad.outside.image == v2.Pad(1, fill=color)(image).getpixel((0, 0)) == (123, 116, 103)
     assert T.from_torchvision(v1.RandomRotation(5, fill=7.9)) == [T.RandomRotation(5, fill=7)]
-    # Behind ToTensor, a fill is not a level.
+    # After ToTensor, a fill is not a level.
     with pytest.raises(ValueError, match=r"Pad\(fill=\(0.5,\)\) is a pixel value in 0 … 255, but comes after ToDtype"):
         T.Chain(T.from_torchvision([v1.ToTensor(), v1.Pad(1, fill=0.5)]))
 
@@ -235,15 +235,15 @@ def test_from_torchvision_refuses_unsupported_transforms_with_their_index(transf
         {"crop_size": 64},
         {"crop_size": 96, "resize_size": 80, "interpolation": BICUBIC, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
     ],
-    ids=["defaults", "all given"],
+    ids=["defaults", "all arguments"],
 )
-def test_classification_preset_is_converted_to_a_chain_with_its_images(size, options):
+def test_converted_classification_preset_gives_the_images_of_the_preset(size, options):
     preset = v1._presets.ImageClassification(**options)
     image = Image.fromarray(smooth_image(*size, 0))
     with gl.Loader([image], transforms=T.from_torchvision(preset), num_workers=0, device="cpu") as loader:
         [images] = loader
-    levels = torch.tensor(preset.std)[:, None, None] * 255
-    assert ((images[0] - preset(image)).abs() * levels).max() <= 2
+    levels_per_unit = torch.tensor(preset.std)[:, None, None] * 255
+    assert ((images[0] - preset(image)).abs() * levels_per_unit).max() <= 2
 
 
 def test_from_torchvision_converts_a_classification_preset_to_four_transforms():

@@ -34,7 +34,7 @@ def test_gamma_above_100_percent_darkens_and_below_brightens():
 @lacking.needs("kornia")
 @pytest.mark.parametrize("mode", ["blackbody", "cied"])
 def test_factors_of_planckian_jitter_are_those_of_kornia(mode):
-    """Between the rows of Kornia's table, factors lie between its factors; blue falls as red rises."""
+    """Factors lie between those of neighbouring rows of Kornia's table, in which blue falls as red rises."""
     from kornia.augmentation._2d.intensity.planckian_jitter import get_planckian_coeffs
 
     table = get_planckian_coeffs(mode).double().numpy()
@@ -59,8 +59,9 @@ def test_factors_of_planckian_jitter_are_those_of_albumentations_at_each_tempera
     for number, temperature in enumerate(np.linspace(lowest + 1, highest - 1, 40).astype(int).tolist()):
         is_warm = temperature < 6000
         share = (6000 - temperature) / (6000 - lowest) if is_warm else (temperature - 6000) / (highest - 6000)
-        numbers = np.array([[0.0, 0.1 if is_warm else 0.9, np.nextafter(share, 0 if is_warm else 1), 0.5]])
-        record = transform.draw(lambda count, numbers=numbers: numbers, np.array([[1, 1]]))
+        # Whether it is applied, the side of 6000 K, the share of the way to the limit, and a number that is not used.
+        uniforms = np.array([[0.0, 0.1 if is_warm else 0.9, np.nextafter(share, 0 if is_warm else 1), 0.5]])
+        record = transform.draw(lambda count, uniforms=uniforms: uniforms, np.array([[1, 1]]))
         red, blue = record.values[0, 0, :2].tolist()
         expected = planckian_jitter(white // (2 + number % 2), temperature, mode).ravel().tolist()
         level = 255 // (2 + number % 2)
@@ -80,7 +81,7 @@ def test_a_shadow_leaves_a_share_of_the_light_in_its_region():
     bright = np.full((60, 80, 3), 200, np.uint8)
     transform = T.RandomShadow((0.25, 0.5, 0.75, 1), (2, 2), 5, (0.3, 0.3), p=1)
     result = apply(transform, bright)[:, :, 0]
-    assert set(np.unique(result)) <= {200, 140, 98}
+    assert set(np.unique(result)) <= {200, 140, 98}  # a shadow takes 30 % of the light, and two overlap
     assert (result == 140).any()
     rows, columns = np.nonzero(result < 200)
     assert rows.min() >= 30
@@ -111,7 +112,7 @@ def test_number_of_shadows_is_within_its_limits():
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 40), (8, 8), (17, 23)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_clahe_takes_images_that_are_not_multiples_of_the_grid(size, channels):
+def test_clahe_accepts_sizes_that_are_not_multiples_of_its_grid(size, channels):
     image = np.random.default_rng(1).integers(0, 256, (*size, channels), np.uint8)
     assert apply(T.CLAHE(4, (5, 3), p=1), image).shape == image.shape
 
@@ -135,13 +136,13 @@ def test_batches_are_the_same_with_any_number_of_workers_and_after_a_resume(tran
     expected = list(gl.Loader(images, 4, num_workers=0, **options))
     assert len({image.numpy().tobytes() for batch in expected for image in batch}) == 12
     with gl.Loader(images, 4, num_workers=2, **options) as loader:
-        assert all(map(torch.equal, loader, expected))
+        torch.testing.assert_close(list(loader), expected, rtol=0, atol=0)
     loader = gl.Loader(images, 4, num_workers=0, **options)
     iterator = iter(loader)
     next(iterator)
     resumed = gl.Loader(images, 4, num_workers=0, **options)
     resumed.load_state_dict(loader.state_dict())
-    assert all(map(torch.equal, resumed, expected[1:]))
+    torch.testing.assert_close(list(resumed), expected[1:], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,6 @@ def test_batches_are_the_same_with_any_number_of_workers_and_after_a_resume(tran
         (lambda: T.GaussianIllumination(effect_type="dim"), "must be one of 'brighten', 'darken', 'both', got 'dim'"),
     ],
 )
-def test_invalid_arguments_are_refused(make, text):
+def test_lighting_transforms_refuse_invalid_arguments(make, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         make()

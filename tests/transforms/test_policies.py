@@ -62,7 +62,7 @@ def encode(operations: list[tuple[str, float]], per_image: int) -> list[tuple]:
 
 
 def simulate(original, count: int = 6_000) -> list[tuple]:
-    """Return the operations that torchvision's transform applies to n images, in the format of `described`."""
+    """Return the operations that torchvision's transform applies to `count` images, in the format of `described`."""
     image, applied, results = Image.new("RGB", (WIDTH, HEIGHT)), record_operations(original), []
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -106,7 +106,7 @@ def test_space_magnitudes_equal_torchvisions(v2, bins, size):
                 expected = np.trunc(expected)
             # The last bits depend on the CPU's instructions, which torch selects.
             assert np.allclose(ours, expected, rtol=1e-6, atol=1e-7), kind
-            assert signed == (1 <= kind_index <= 9)
+            assert signed == TORCHVISION.signed[kind_index], kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ def test_each_operation_gives_torchvisions_pixels_on_pillow_images(v2, kind):
     kind_index = KINDS.index(kind)
     sizes = np.tile([[HEIGHT, WIDTH]], (31, 1))
     strengths = WIDE_SPACE.magnitudes(np.full((31, 1), kind_index), 31, np.arange(31)[:, None], sizes)
-    signs = (1, -1) if 1 <= kind_index <= 9 else (1,)
+    signs = (1, -1) if TORCHVISION.signed[kind_index] else (1,)
     magnitudes = np.concatenate([strengths * sign for sign in signs])
     count = len(magnitudes)
     sizes = np.tile([[HEIGHT, WIDTH]], (count, 1))
@@ -227,7 +227,7 @@ def test_crop_after_a_policy_gives_the_crop_of_the_complete_result(transform, ba
     assert 1 < sum(unchanged) < 15  # the policy is applied to about 70 % of 20 images
 
 
-MIXTURES = 2_500
+MIXTURES = 2_500  # draws per test
 
 
 def simulate_mixture(original, count: int) -> tuple[list[tuple], list[tuple[int, ...]], np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -70,7 +69,7 @@ def test_regions_of_interpolation_random_are_as_wide_as_the_drawn_filter_needs()
     is_bicubic = chains[2].draw(KEY, np.arange(40), sizes).records[0].filters == FILTERS.index("bicubic")
     assert 0 < is_bicubic.sum() < 40
     np.testing.assert_array_equal(random, np.where(is_bicubic[:, None], bicubic, bilinear))
-    assert bilinear[0, 2] < bicubic[0, 2] < math.ceil(500 / 50 * 15)
+    assert bilinear[0, 2] < bicubic[0, 2] < 150  # the crop shows 100 rows of the image
 
 
 @pytest.mark.parametrize("longest", [0.0, 0.3, 1.0])

@@ -56,7 +56,7 @@ def test_sample_draws_the_same_in_any_batch(name):
     program = draw(transform)
     for row in (0, 7, SAMPLES - 1):
         alone, row_of_batch = (
-            records_with_rows(drawn) for drawn in (draw(transform, slice(row, row + 1)), program.take(np.array([row])))
+            records_with_rows(part) for part in (draw(transform, slice(row, row + 1)), program.take(np.array([row])))
         )
         np.testing.assert_equal(alone, row_of_batch)
 

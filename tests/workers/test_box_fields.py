@@ -28,7 +28,7 @@ EXIF_HINT = "its EXIF tag rotates it; use Loader(decode=gpuload.Decode(exif=True
 
 def encode_image(orientation: int = 1, kind: str = "JPEG") -> bytes:
     file, exif = io.BytesIO(), PILImage.Exif()
-    exif[0x0112] = orientation  # the tag of the orientation
+    exif[0x0112] = orientation  # 1 is upright, 3 is rotated by 180°, 6 and 8 by 90°
     PILImage.fromarray(smooth_image(HEIGHT, WIDTH, 3)).save(file, kind, exif=exif)
     return file.getvalue()
 
@@ -64,10 +64,10 @@ def make_coco(tmp_path: Path) -> Callable[..., gl.Coco]:
             is_last = number == 29
             (tmp_path / f"{number}.jpg").write_bytes(encode_image(6 if is_last else 1))
             height, width = size_hw if is_last else (HEIGHT, WIDTH)
-            counts = {"counts": [height * width], "size": [height, width]}
+            mask_rle = {"counts": [height * width], "size": [height, width]}
             images.append({"id": number, "file_name": f"{number}.jpg", "height": height, "width": width})
             annotations.append(
-                {"id": number, "image_id": number, "category_id": 1, "bbox": [1, 2, 3, 4], "segmentation": counts}
+                {"id": number, "image_id": number, "category_id": 1, "bbox": [1, 2, 3, 4], "segmentation": mask_rle}
             )
         contents = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
         (tmp_path / "annotations.json").write_text(json.dumps(contents))

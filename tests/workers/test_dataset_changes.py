@@ -166,11 +166,11 @@ IN_PLACE = {
     "array": (lambda: np.arange(1000), set_item(500, -1)),
     "array, shuffled": (lambda: np.arange(1000), shuffle_in_place),
     "array in reverse": (lambda: np.arange(1000)[::-1], set_item(500, -1)),
-    "array beyond the limit": (lambda: np.zeros(LARGE), lambda values: values.fill(1)),
+    "array beyond its checksum": (lambda: np.zeros(LARGE), lambda values: values.fill(1)),
     "array of objects": (lambda: np.array(["a", "b"] * 500, object), set_item(1, "new")),
     "array of strings": (lambda: np.array(["a", "b"] * 500), set_item(1, "c")),
     "tensor": (lambda: torch.zeros(1000), lambda values: values.fill_(1)),
-    "tensor, past its counter": (lambda: torch.zeros(1000), lambda values: values.numpy().fill(1)),
+    "tensor, past its version counter": (lambda: torch.zeros(1000), lambda values: values.numpy().fill(1)),
     "tensor, bfloat16": (lambda: torch.zeros(10, dtype=torch.bfloat16), lambda values: values.data.fill_(1)),
 }
 
@@ -407,7 +407,7 @@ def test_dataset_that_gets_shorter_is_loaded_with_its_new_length():
 
 
 @pytest.mark.filterwarnings("ignore:dataset.labels has changed between epochs")
-def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next_epoch(tmp_path):
+def test_dataset_that_is_sent_again_in_mid_epoch_loses_no_batch_of_the_next_epoch():
     data = Pairs()
     with make_loader(data, prefetch_factor=8) as loader:
         batches = iter(loader)

@@ -78,8 +78,8 @@ def test_error_log_warns_of_the_first_error_and_records_all():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log.extend([make_record(3)], warn=True)
-    assert [warning.position for warning in log] == [1, 2, 3]
-    assert [warning.position for warning in log[1:]] == [2, 3]
+    assert [record.position for record in log] == [1, 2, 3]
+    assert [record.position for record in log[1:]] == [2, 3]
     assert repr(log).splitlines()[:2] == [
         "<3 failed samples:",
         "  sample 101 (1.jpg), at position 1 of epoch 0: DecodeError: broken",

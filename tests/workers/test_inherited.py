@@ -308,7 +308,7 @@ def test_settings_of_libraries_are_the_same_in_workers(run_program):
 
 
 @pytest.mark.parametrize("where", ["data", "program"])
-def test_settings_of_torch_reach_workers_that_import_it_and_do_not_import_it(run_program, where):
+def test_settings_of_torch_reach_only_workers_that_import_it(run_program, where):
     program = """
         import torch
         from torchvision import set_image_backend

@@ -96,12 +96,12 @@ def test_a_truncated_cuttable_file_fails_alone():
 
 @pytest.mark.filterwarnings("ignore:sample 3:RuntimeWarning")
 def test_an_error_of_cut_files_is_an_error_of_one_sample(monkeypatch):
-    cut_files, region_of_sample_3 = decoder.cut_files, (194, 167, 144, 162)
+    cut_files, region_of_sample_3 = decoder.cut_files, (194, 167, 144, 162)  # top, left, height, width
 
-    def refuse_one(wanted: Any) -> Any:
-        if any(data is CUTTABLE[0] and region == region_of_sample_3 for data, _, region in wanted):
+    def refuse_one(requests: Any) -> Any:
+        if any(data is CUTTABLE[0] and region == region_of_sample_3 for data, _, region in requests):
             raise MemoryError("too large")
-        return cut_files(wanted)
+        return cut_files(requests)
 
     expected, *_ = load_epoch(CUTTABLE)
     monkeypatch.setattr(decoder, "cut_files", refuse_one)

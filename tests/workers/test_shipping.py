@@ -146,9 +146,9 @@ def test_values_of_a_large_conjugate_or_negative_tensor_are_sent_out_of_band(bit
 
 
 def test_an_object_that_cannot_be_pickled_is_refused_with_the_remedy():
-    with pytest.raises(TypeError) as refusal:
+    with pytest.raises(TypeError) as caught:
         ship(threading.Lock(), {})
-    assert str(refusal.value) == (
+    assert str(caught.value) == (
         "a _thread.lock cannot be sent to the worker processes: TypeError: cannot pickle '_thread.lock' object. "
         "Create locks, and open files and connections, in the worker when they are first used, not before; "
         "or use num_workers=0"
@@ -246,7 +246,7 @@ def test_find_lists_returns_only_large_lists_of_bytes():
         pass
 
     data, large = Data(), [b"a" * 600_000] * 2
-    data.images, data.again, data.in_dict = large, large, {"train": [b"b" * 2_000_000]}
+    data.images, data.same_images, data.in_dict = large, large, {"train": [b"b" * 2_000_000]}
     data.small, data.mixed, data.texts = [b"a"], [b"a" * 2_000_000, "a"], ["a"] * 9
     lists = find_lists(data)
     assert lists.keys() == {id(large), id(data.in_dict["train"])}
@@ -465,8 +465,7 @@ def test_a_block_of_shared_memory_outlives_the_workers(tmp_path, name):
     memory = shared_memory.SharedMemory(create=True, size=64)
     try:
         check_sharing(get_store(memory), read, write, tmp_path)
-        again = shared_memory.SharedMemory(memory.name)  # the block has not been unlinked
-        again.close()
+        shared_memory.SharedMemory(memory.name).close()  # raises FileNotFoundError if the block was unlinked
     finally:
         memory.unlink()
 

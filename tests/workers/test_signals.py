@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from gpuload.workers import signals
 from gpuload.workers.signals import deferred_signals, signals_enabled
 
 
@@ -19,7 +20,7 @@ def handlers():
     after = {number: signal.getsignal(number) for number in before}
     for number, handler in before.items():
         signal.signal(number, handler)
-    assert after == before or after[signal.SIGINT] is signal.SIG_IGN
+    assert after == before or after[signal.SIGINT] is signal.SIG_IGN  # two tests leave SIGINT ignored
 
 
 def interrupt(number=signal.SIGINT):
@@ -94,6 +95,7 @@ def test_an_ignored_signal_stays_ignored_in_deferred_signals():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with deferred_signals():
         interrupt()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_drop_sigint_drops_a_ctrl_c_but_calls_the_programs_handler():
@@ -129,16 +131,16 @@ def test_signals_enabled_outside_of_deferred_signals_changes_nothing():
 
 
 def test_deferred_signals_change_nothing_in_another_thread():
-    handlers = []
+    seen = []
 
     def work():
         with deferred_signals(), signals_enabled():
-            handlers.append(signal.getsignal(signal.SIGINT))
+            seen.append((signal.getsignal(signal.SIGINT), dict(signals._handlers)))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert handlers == [signal.getsignal(signal.SIGINT)]
+    assert seen == [(signal.getsignal(signal.SIGINT), {})]
 
 
 def test_a_handler_that_raises_while_it_is_restored_leaves_no_handler_replaced(monkeypatch):

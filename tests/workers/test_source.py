@@ -77,18 +77,18 @@ def test_source_reads_ahead_for_chunks_ahead_chunks_after_a_slow_one(kind: type[
     assert not source.reads_ahead
 
 
-def test_source_names_only_the_first_samples_of_a_quick_dataset() -> None:
+def test_source_announces_only_the_first_chunk_of_a_quick_dataset() -> None:
     source = Source(dataset := SlowDataset(0.0), 0)
     for _ in range(3):
         source.open(request(1, 2))
-        source._read_ns = SLOW_NS
+        source._read_ns = SLOW_NS  # quick for two samples
     assert not source.reads_ahead
     assert dataset.needed == [[1, 2]]
 
 
 @pytest.mark.parametrize("kind", [SlowDataset, SlowBatchDataset])
-def test_source_names_the_samples_of_the_first_three_chunks(kind: type[SlowDataset]) -> None:
-    """The source does not know yet whether they are read from a disk."""
+def test_source_announces_the_samples_of_the_first_three_chunks(kind: type[SlowDataset]) -> None:
+    """The source does not know yet whether samples are read from a disk."""
     source, chunks = Source(dataset := kind(0.0), 0), [request(*range(at, at + 3)) for at in range(0, 18, 3)]
     needed: list[list[int]] = []
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
@@ -120,12 +120,12 @@ def test_will_need_gets_a_few_samples_at_a_time(kind: type[SlowDataset]) -> None
     source.open(request(20))(0)
     source.store_next_keys(request(50))
     source.open(request(40))(0)
-    assert dataset.needed[-2:] == [[40, 41, 42, 43], [50]], "samples that were read meanwhile are not named"
+    assert dataset.needed[-2:] == [[40, 41, 42, 43], [50]], "samples that were read meanwhile were announced"
     source.store_next_keys(request(*range(60, 70)))
     source.open(request(20))(0)
     source.store_next_keys(None)
     source.open(request(60))(0)
-    assert dataset.needed[-1] == [60, 61, 62, 63], "no samples are named if no chunk follows"
+    assert dataset.needed[-1] == [60, 61, 62, 63], "samples were announced although no chunk follows"
 
 
 def test_an_index_error_of_will_need_skips_only_its_samples() -> None:
@@ -196,14 +196,11 @@ def test_source_reads_ahead_while_quick_reads_come_from_a_disk(tmp_path: Path) -
     assert not source.reads_ahead
 
 
-def test_an_error_of_will_need_ends_reading_ahead_but_not_the_worker() -> None:
-    dataset = SlowDataset(0.0)
-    source = Source(dataset, 0)
-    source._slow_chunks_left = 1
-    dataset.needed = None  # pyright: ignore[reportAttributeAccessIssue]
+def test_an_error_of_will_need_does_not_fail_the_chunk() -> None:
+    source = Source(dataset := SlowDataset(0.0), 0)
+    dataset.needed = None  # so that will_need raises an AttributeError
     source.store_next_keys(request(1))
     read_chunk(source, 2)
-    assert not source.reads_ahead
 
 
 def test_peek_request_leaves_the_request_in_the_queue() -> None:
@@ -219,7 +216,7 @@ def test_peek_request_leaves_the_request_in_the_queue() -> None:
         assert peek_request(queue.read_end, memory).indices.tolist() == [9]
         queue.send_end.close()
         read_message(queue.read_end, memory)
-        assert peek_request(queue.read_end, memory) is None  # the end
+        assert peek_request(queue.read_end, memory) is None  # the other end is closed
     finally:
         queue.close()
 
@@ -243,7 +240,7 @@ def test_workers_call_will_need_with_the_next_chunks(tmp_path: Path) -> None:
     loader = gl.Loader(LogsWillNeed(str(tmp_path / "needed")), 4, **options)
     assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 64, 4)]
     needed = [json.loads(line) for line in (tmp_path / "needed").read_text().splitlines()]
-    assert needed
+    assert len(needed) > 1  # the first chunk is announced when it begins
     for indices in needed:
         assert indices == list(range(indices[0], indices[0] + 4))
     assert needed == sorted(needed)

@@ -37,7 +37,7 @@ class DiskCache:
 
     Args:
         folder: the folder of the cache, created if it does not exist.
-        limit_bytes: the maximum total size of the files.
+        limit_bytes: the maximum total size of the files, unless a single file is larger.
         scope: a namespace: data stored in one scope is not visible in another.
 
     Raises:

@@ -63,9 +63,9 @@ def test_load_or_build_builds_a_damaged_index_again(index_cache: Path, damage: s
     }
     assert damaged_data[damage] != data
     path.write_bytes(damaged_data[damage])
-    for identity in ([1], [7]):
-        check_arrays(load_or_build("/a", identity, lambda: build(7)), build(7))
-    check_arrays(load_or_build("/a", [7], fail_to_build), build(7))
+    identity = [7] if damage == "identity" else [1]  # as in the damaged file
+    check_arrays(load_or_build("/a", identity, lambda: build(7)), build(7))
+    check_arrays(load_or_build("/a", identity, fail_to_build), build(7))
 
 
 def test_load_or_build_raises_errors_of_is_fresh_unless_an_array_is_missing(index_cache: Path) -> None:
@@ -82,7 +82,7 @@ def test_load_or_build_of_a_damaged_length_allocates_little(index_cache: Path, d
     (path,) = index_cache.iterdir()
     data = path.read_bytes()
     if damage == "directory":
-        size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its head
+        size = (1_000_128).to_bytes(4, "little")  # of the member: the array, and its header of 128 bytes
         offset = data.rindex(size + size)
         damaged_data = data[:offset] + b"\xfe\xff\xff\x7f" * 2 + data[offset + 8 :]
     else:
@@ -151,10 +151,10 @@ def test_cache_folder_refuses_a_temporary_folder_that_others_control(
         "others may write": lambda: (path.mkdir(), path.chmod(0o777)),
         "a file": path.touch,
         "no temporary folder": lambda: monkeypatch.setattr(tempfile, "tempdir", "/dev/null"),
-        "another user's": lambda: (path.mkdir(), monkeypatch.setattr(cached_module.os, "getuid", lambda: -1)),
+        "another user's": lambda: monkeypatch.setattr(cached_module.os, "getuid", lambda: -1),
     }
     make[obstacle]()
-    (temporary_folder / "gpuload--1").mkdir()
+    (temporary_folder / "gpuload--1").mkdir()  # the folder of user -1, which this user owns
     assert cache_folder() == cached_module.NOWHERE
     check_arrays(load_or_build("/a", [1], build), build())
     assert os.listdir() == []

@@ -137,7 +137,7 @@ def test_file_list_with_classes_keeps_the_labels_of_a_split_that_lacks_one(folde
     assert val.labels.tolist() == [1, 0, 1]
     for classes in (train, train.classes, ("ant", "bee", "cat"), ["cat", "bee"]):
         val = FileList(folder / "val.csv", classes=classes)  # other classes are not read from the cache
-        assert val.classes == (["cat", "bee"] if len(val.classes) == 2 else train.classes)
+        assert val.classes == (train.classes if classes is train else list(classes))
         assert [val.classes[label] for label in val.labels] == ["cat", "bee", "cat"]
     numbers = write_list(folder, "path,label\na.jpg,2\nb.jpg,10\n", "numbers.csv", classes=["2", "10", "x"])
     assert numbers.labels.tolist() == [0, 1], "with classes=, numbers must be treated as names"
@@ -304,14 +304,14 @@ def make_tables() -> dict[str, Any]:
 
 @lacking.needs("pandas", "pyarrow")
 @pytest.mark.processes
-@pytest.mark.parametrize(("library", "name"), [("pandas", "DataFrame"), ("pyarrow", "Table")])
-def test_file_list_reads_a_table_in_memory(folder: Path, library: str, name: str) -> None:
+@pytest.mark.parametrize(("library", "type_name"), [("pandas", "DataFrame"), ("pyarrow", "Table")])
+def test_file_list_reads_a_table_in_memory(folder: Path, library: str, type_name: str) -> None:
     table = make_tables()[library]
     check_loader(FileList(table, path="file", root=folder))
     dataset = FileList(table, path="file", target="kind", root=folder)
     assert (dataset.classes, dataset.labels.tolist()) == (["cat", "dog"], [int(not label) for label in LABELS])
     assert dataset.labels.dtype == np.uint8
-    message = f"the {name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Select columns"
+    message = f"the {type_name} has no column 'path'; its columns are 'file', 'label', 'kind', 'age'. Select columns"
     with pytest.raises(ValueError, match=re.escape(message)):
         FileList(table)
     assert FileList(table, path="kind").root == str(Path.cwd())

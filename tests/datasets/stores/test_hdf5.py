@@ -210,7 +210,6 @@ def write_external(path: Path) -> None:
 READ_THROUGH_LINKS = """
 import os, sys
 import h5py
-from gpuload.datasets.files import size_limits
 from gpuload.datasets.stores.hdf5 import HDF5
 os.mkfifo("pipe.h5")
 with h5py.File("a.h5", "w") as file:

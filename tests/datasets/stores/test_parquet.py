@@ -114,8 +114,8 @@ def test_parquet_caches_row_groups_up_to_cache_bytes(tmp_path: Path, monkeypatch
     groups: list[int] = []
     read_group = Parquet._read_group
     monkeypatch.setattr(Parquet, "_read_group", lambda self, *args: groups.append(args[-1]) or read_group(self, *args))
-    bytes_of_two_groups = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
-    for limit, expected in ((1 << 30, [0, 1, 2]), (bytes_of_two_groups, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
+    bytes_for_two_groups = int(2.5 * 4 * sum(map(len, jpegs())) / COUNT)
+    for limit, expected in ((1 << 30, [0, 1, 2]), (bytes_for_two_groups, [0, 1, 2, 1]), (0, [0, 1, 0, 2, 0, 1])):
         groups.clear()
         dataset = Parquet(path, cache_bytes=limit)
         for number in (0, 1, 4, 3, 8, 0, 5):
@@ -152,8 +152,7 @@ def test_parquet_refuses_files_with_different_schemas(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=exactly(message)):
         Parquet([first_path, second_path])
-    paths = [first_path, second_path]
-    assert len(Parquet(paths, target="caption")) == 2 * COUNT, "columns that are not read may differ"
+    assert len(Parquet([first_path, second_path], target="caption")) == 2 * COUNT, "unread columns may differ"
 
 
 def test_parquet_names_a_null(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_disk_cache_evicts_the_least_recently_used_and_obeys_the_limit(tmp_path:
     assert stored[0] == 0
     assert stored[1:] == list(range(41 - len(stored), 40))
     assert len(stored) >= 8
-    cache.put("large", bytes(20_000))
+    cache.put("large", bytes(20_000))  # exceeds the limit: it is stored in place of all other data
     assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 20_000 + HEADER.size
 
 

@@ -60,10 +60,10 @@ def local_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(local_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_failures, "FIRST_WAIT_S", 0.01)
-    files = {
+    local_files = {
         path.relative_to(local_root).as_posix(): path.read_bytes() for path in local_root.rglob("*") if path.is_file()
     }
-    with served({name: data for name, data in files.items() if not name.endswith(SUFFIX)}) as server:
+    with served({name: data for name, data in local_files.items() if not name.endswith(SUFFIX)}) as server:
         yield server
 
 
@@ -213,8 +213,8 @@ def test_tar_shards_at_a_url_batches_equal_batches_of_the_images(server: Server)
 def test_loader_without_workers_reads_memory_urls(local_root: Path) -> None:
     import fsspec
 
-    files = {f"/loader/{path.name}": path.read_bytes() for path in (local_root / "img/a/sub 0").iterdir()}
-    fsspec.filesystem("memory").pipe(files)
+    memory_files = {f"/loader/{path.name}": path.read_bytes() for path in (local_root / "img/a/sub 0").iterdir()}
+    fsspec.filesystem("memory").pipe(memory_files)
     assert [len(batch) for batch in gpuload_batches(gl.ImageFiles("memory://loader"), 2, transforms=CROP)] == [2, 2]
     assert gl.read("memory://loader/000.jpg").data == jpegs()[0]
 
@@ -252,9 +252,8 @@ def test_remote_cache_drops_a_file_that_cannot_be_decoded(server: Server, tmp_pa
 
 def test_tar_index_at_a_url_takes_few_requests_and_is_cached(server: Server) -> None:
     name = "/t-{0..1}.tar"
-    server.requests.clear()
     gl.TarShards(server.url + name)
-    assert len(server.ranges(".tar")) <= 2 * 2  # the first bytes, and a window
+    assert 2 <= len(server.ranges(".tar")) <= 2 * 2  # the first bytes, and a window
     server.requests.clear()
     gl.TarShards(server.url + name)
     assert server.ranges() == []
@@ -313,7 +312,7 @@ def test_file_list_and_coco_refuse_paths_outside_a_remote_root(path: str, server
     annotation_file = json.loads(server.files["c.json"])
     annotation_file["images"][0]["file_name"] = path
     server.files["c.json"] = json.dumps(annotation_file).encode()
-    if not path.startswith("http"):
+    if not path.startswith("http"):  # Coco takes a URL for a name in the folder
         with pytest.raises(ValueError, match="points outside"):
             gl.Coco(server.url + "/img", server.url + "/c.json")
 

@@ -143,7 +143,7 @@ def test_photographs_are_repeated_and_resized(photographs):
 
 
 class Ticks:
-    """A clock by which each turn takes as long as its contender returns."""
+    """A clock by which each turn takes the time that its contender returns."""
 
     def __call__(self, run, turn):
         return Reading(run(turn), 0.0)
@@ -179,11 +179,11 @@ def test_measure_starts_no_round_after_the_deadline():
     assert rows["one"] == Row(missing="the time was up")
 
 
-def result(name="classic", section="recipes", roofline_ms=0.5, **rows):
+def result(name="classic", section="recipes", **rows):
     names = {"torch": "gpuload torch", "fused": "gpuload fused", "kornia": PEERS["kornia"], "alone": tables.KERNELS}
     names |= {"augment": "gl.Augment torch", "batch": PEERS["batch"], "by_hand": PEERS["dali"]}
     names |= {f"augment_{backend}": f"gl.Augment {backend}" for backend in ("kornia", "dali")}
-    return CaseResult(name, section, 1000, roofline_ms, {names[key]: row for key, row in rows.items()})
+    return CaseResult(name, section, 1000, roofline_ms=0.5, rows={names[key]: row for key, row in rows.items()})
 
 
 def test_launcher_of_kernels_equals_the_stage(photographs):
@@ -224,7 +224,7 @@ def test_tables_show_measured_missing_and_failed_rows():
 
 
 @pytest.mark.parametrize(("ms", "met"), [(16.0, True), (16.1, False)])
-def test_judge_of_goals_on_the_cpu(ms, met):
+def test_judge_on_the_cpu_allows_a_quarter_of_a_millisecond_per_image(ms, met):
     assert [verdict.met for verdict in tables.judge("cpu", [result(torch=row(ms))], 64)] == [met, None]
 
 
@@ -241,7 +241,7 @@ def test_judge_of_goals_on_the_cpu(ms, met):
         ({"by_hand": row(9.0), "augment_dali": Row(missing="torch runs Resize")}, [None, None, None, None]),
     ],
 )
-def test_judge_of_goals_for_dense_batches(rows, expected):
+def test_judge_of_dense_batches_requires_minimum_ratios_to_the_peers(rows, expected):
     case_result = result("dense, classic", "dense", augment=row(2.0, 2.0), **rows)
     assert tables.base_of(case_result.rows) == "gl.Augment torch"
     verdicts = [verdict for verdict in tables.judge("cpu", [case_result], 64) if "dense" in verdict.text]
@@ -261,7 +261,7 @@ def test_judge_does_not_compare_policies_of_different_libraries():
     ("alone_ms", "kornia_ms", "expected"),
     [(0.25, 2.6, [True, True]), (0.26, 2.5, [False, False]), (0.1, None, [True, None])],
 )
-def test_judge_of_goals_on_cuda(alone_ms, kornia_ms, expected):
+def test_judge_on_cuda_requires_a_million_images_per_second_and_ten_times_kornia(alone_ms, kornia_ms, expected):
     slower = result("NCHW", "kernel", alone=row(1.0))
     rows = {"alone": row(alone_ms)} | ({"kornia": row(kornia_ms)} if kornia_ms else {})
     verdicts = tables.judge("cuda", [slower, result("channels_last", "kernel", **rows)], 250)

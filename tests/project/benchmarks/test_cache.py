@@ -11,7 +11,7 @@ from benchmarks import cache
 def test_measure_hit_rate_equals_the_expected_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SAMPLES", 600)
     monkeypatch.setattr(cache, "EPOCHS", 4)
-    hits, size = cache.measure_hit_rate(0.75)
-    assert hits == pytest.approx(cache.expected_hit_rate(0.75), abs=0.04)
-    assert size == 1
+    hit_rate, allowed_share = cache.measure_hit_rate(0.75)
+    assert hit_rate == pytest.approx(cache.expected_hit_rate(0.75), abs=0.04)
+    assert allowed_share == 1
     assert cache.measure_hit_rate(1.0) == (1.0, 1.0)

@@ -26,7 +26,7 @@ def test_host_benchmark_launches_ahead_and_plans_in_workers(tmp_path, monkeypatc
     monkeypatch.setattr(host, "BATCH", 16)
     path = tmp_path / "host.json"
     arguments = ["--batches", "1", "--files", str(host.MIN_BATCHES * 16), "--only", "classic", "--json", str(path)]
-    assert host.main([*arguments, *["--without-plans"] * without_plans]) in (0, 1)
+    assert host.main([*arguments, *["--without-plans"] * without_plans]) in (0, 1)  # the status depends on the machine
     results = json.loads(path.read_text())["results"]
     assert results.keys() == LAUNCHES.keys()
     for name, result in results.items():

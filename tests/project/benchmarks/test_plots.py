@@ -41,11 +41,11 @@ def test_fill_page_replaces_tables():
 
 
 def test_format_tables_lists_measured_loaders_by_rate():
-    rows = {"cpu_s_per_1000": [2.0], "worker_mb": 0.0}
+    costs = {"cpu_s_per_1000": [2.0], "worker_mb": 0.0}
     results = {
-        "torch_pillow": [{"images_per_s": [50], **rows, "worker_mb": 160}] * 2,
-        "turboloader": [{"images_per_s": [80], **rows}] * 2,
-        "gpuload": [{"images_per_s": [70], **rows, "first_batch_s": 0.25, "worker_mb": 35, "worker_share_mb": 18}] * 2,
+        "torch_pillow": [{"images_per_s": [50], **costs, "worker_mb": 160}] * 2,
+        "turboloader": [{"images_per_s": [80], **costs}] * 2,
+        "gpuload": [{"images_per_s": [70], **costs, "first_batch_s": 0.25, "worker_mb": 35, "worker_share_mb": 18}] * 2,
     }
     assert plot_rates.sort_by_rate(results) == ["gpuload", "turboloader", "torch_pillow"]
     recorded = {

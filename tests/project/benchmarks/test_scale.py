@@ -20,7 +20,7 @@ def test_scale_benchmark_reports_each_cell(tmp_path, capsys):
         assert cell["ahead"] == 5
         assert cell["delivered"] > 0
         assert 0 <= cell["idle"] <= 1
-        assert 0 < cell["next_ms"] <= cell["next_p95_ms"] + cell["next_ms"]
+        assert min(cell["next_ms"], cell["next_p95_ms"]) > 0
         assert cell["planned"] == 0
     assert "at least 95% of the ideal where the goal applies" in capsys.readouterr().out
 

@@ -44,7 +44,7 @@ def make_measurement(exact_ms: float, fast_ms: float, fast: bool, max_difference
     )
 
 
-def test_is_near_best_and_summarize_compare_with_the_better_way():
+def test_is_near_best_and_summarize_compare_with_the_faster_method():
     assert is_near_best([make_measurement(10, 5, True)])
     assert is_near_best([make_measurement(10, 9.6, False)])
     assert not is_near_best([make_measurement(10, 9.4, False)])
@@ -78,17 +78,17 @@ def test_is_settled_once_the_ratio_is_known():
 
 
 def measurements_by_model(constants: np.ndarray, rng: np.random.Generator, count: int = 40) -> list[RegionMeasurement]:
-    """Return regions whose costs follow a model with these constants, each measured at another speed."""
-    terms = rng.uniform(1e6, 1e7, (count, 2, 10)) * ([1] * 5 + [0] * 5, [1] + [0] * 4 + [1] * 5)
-    figures = []
+    """Return regions whose costs follow a model with these constants, each measured at a different speed."""
+    terms = rng.uniform(1e6, 1e7, (count, 2, 10)) * ([1] * 5 + [0] * 5, [1] + [0] * 4 + [1] * 5)  # exact, fast
+    measurements = []
     for exact, fast in terms:
         speed = rng.uniform(0.5, 2) / 1e6
         costs = exact @ constants, fast @ constants, fast[-2:] @ constants[-2:]
         chosen = bool(rng.integers(2))
-        figures.append(
+        measurements.append(
             RegionMeasurement(*(speed * cost for cost in costs), True, chosen, 0, 0, 0, tuple(exact), tuple(fast))
         )
-    return figures
+    return measurements
 
 
 def test_fit_constants_recovers_the_constants_of_a_model():
@@ -101,7 +101,7 @@ def test_fit_constants_recovers_the_constants_of_a_model():
     assert 0.5 < ratios[0] < 2  # the range of the speeds
 
 
-def test_apply_constants_in_use_repeats_the_measured_choices():
+def test_apply_constants_with_the_current_constants_repeats_the_measured_choices():
     photo = gl.Encoded(jpeg_bytes(smooth_image(900, 1400, 0), subsampling=0))
     regions = [(0, 0, 900, 1400), (0, 0, 700, 600), (300, 100, 600, 1300), (600, 200, 250, 400), (400, 0, 500, 470)]
     optional_measurements = [measure_region(Decoder(gl.Decode()), photo, region, 1, 1) for region in regions]

@@ -1,4 +1,4 @@
-"""Datasets at real servers, if installed: nginx for HTTP, rclone for S3."""
+"""Datasets on real servers, if installed: nginx for HTTP, rclone for S3."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_equal(tensors: list[torch.Tensor], expected_tensors: list[torch.Tensor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "s3"])
-def test_datasets_at_a_server_equal_those_in_a_folder(
+def test_datasets_on_a_server_equal_those_in_a_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPULOAD_CACHE", str(tmp_path / "cache"))

@@ -20,7 +20,7 @@ def test_soak_kills_workers_and_accounts_for_damaged_files(jpeg_folder: Path, tm
     with pytest.warns(RuntimeWarning, match="it was skipped"):
         soak.main([*map(str, (*arguments, *options))])  # too short a run to judge memory and restarts
     report = json.loads(path.read_text())
-    for kind, samples in (("files", 48), ("table", 960), ("stream", 960)):
+    for kind, samples in (("files", 48), ("table", 48 * soak.ROWS_PER_FILE), ("stream", 48 * soak.ROWS_PER_FILE)):
         figures, promises = report[kind]["figures"], report[kind]["promises"]
         assert figures["epochs"] >= 4
         assert figures["samples"] + figures["refused"] == figures["epochs"] * samples
@@ -34,6 +34,6 @@ def test_killer_that_failed_did_not_run_to_end(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     killer = soak.Killer(object(), 0.0, 0)  # pyright: ignore[reportArgumentType]  it has no session to kill
     killer.start()
-    threading.Thread.join(killer)
+    killer.join()
     killer.stop()
     assert not killer.ran_to_end

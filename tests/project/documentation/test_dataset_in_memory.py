@@ -43,8 +43,8 @@ def samples_with_targets(*, sizes_differ: bool) -> list[dict[str, Any]]:
     return samples
 
 
-def order_loader(**options: Any) -> gl.Loader:
-    return gl.Loader(np.arange(COUNT), **(OPTIONS | ORDER | options))
+def order_loader() -> gl.Loader:
+    return gl.Loader(np.arange(COUNT), **OPTIONS, **ORDER)
 
 
 def in_memory_batches(order: Iterable[Any], images: Any, labels: torch.Tensor) -> Iterator[Any]:
@@ -122,7 +122,7 @@ def test_state_of_the_order_resumes_the_recipe_and_a_loader(step):
         epochs = (batch for _ in range(2) for batch in in_memory_batches(order, images, labels))
         check_equal(islice(epochs, step), expected[:step])
         state = order.state_dict()
-    remaining_epochs = range(2 - step // 4)
+    remaining_epochs = range(2 - step // 4)  # an epoch has 4 batches
     with order_loader() as order:
         order.load_state_dict(state)
         batches = (batch for _ in remaining_epochs for batch in in_memory_batches(order, images, labels))

@@ -34,7 +34,7 @@ function look(name, frame) {
   const page = frame.contentDocument, root = page.documentElement;
   report[name] = {
     title: page.title,
-    wide: root.scrollWidth,
+    width: root.scrollWidth,
     broken: [...page.images].filter(i => i.loading != "lazy" && i.offsetParent && !i.naturalWidth).map(i => i.src),
     styled: getComputedStyle(page.body).fontFamily,
   };
@@ -203,7 +203,7 @@ def test_browser_shows_every_page_at_the_width_of_a_phone(site_folder):
     pages, console = browse_pages(site_folder)
     assert console == []
     assert set(pages) == set(read_pages(site_folder))
-    assert {name: page["wide"] for name, page in pages.items() if page["wide"] > PHONE_PX} == {}
+    assert {name: page["width"] for name, page in pages.items() if page["width"] > PHONE_PX} == {}
     assert {name: page["broken"] for name, page in pages.items() if page["broken"]} == {}
     assert [name for name, page in pages.items() if not page["title"] or "serif" not in page["styled"]] == []
 
@@ -215,6 +215,6 @@ def test_dead_links_wide_pages_and_console_errors_are_found(tmp_path):
     if find_chromium() is not None:
         (tmp_path / "b.html").write_text('<body style="width: 900px"><img src="no.png"><script>nothing()</script>')
         pages, console = browse_pages(tmp_path)
-        assert pages["b.html"]["wide"] == 900 + 8
+        assert pages["b.html"]["width"] == 900 + 8  # the margin of the body
         assert len(pages["b.html"]["broken"]) == 1
         assert "nothing is not defined" in "".join(console)

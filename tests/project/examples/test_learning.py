@@ -88,7 +88,8 @@ def is_colored(image: torch.Tensor) -> torch.Tensor:
     return image.amax(0) - image.amin(0) > 60
 
 
-def test_detection_loader_moves_boxes_with_their_images(run, tmp_path):
+@pytest.mark.usefixtures("run")  # so that the modules of examples can be imported
+def test_detection_loader_moves_boxes_with_their_images(tmp_path):
     """Each box contains colored pixels up to its edges, and few pixels outside of the boxes are colored."""
     importlib.import_module("small").coco(tmp_path, 24, 1)
     args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
@@ -112,7 +113,8 @@ def test_segmentation_example_learns(run, steps):
     assert images_per_epoch(steps.sizes, 2) == [IMAGES] * 2
 
 
-def test_segmentation_loader_moves_masks_with_their_images(run, tmp_path):
+@pytest.mark.usefixtures("run")  # so that the modules of examples can be imported
+def test_segmentation_loader_moves_masks_with_their_images(tmp_path):
     importlib.import_module("small").voc(tmp_path, 24, 1)
     args = Namespace(batch_size=12, size=96, workers=0, device="cpu")
     with importlib.import_module("segmentation").loader(tmp_path, "train", args) as loader:
@@ -155,7 +157,8 @@ def test_image_text_example_learns(run):
     assert matched[-1] > 1.3 * matched[0]
 
 
-def test_albumentations_example_draws_the_same_in_any_chunks(run, tmp_path):
+@pytest.mark.usefixtures("run")  # so that the modules of examples can be imported
+def test_albumentations_example_draws_the_same_in_chunks_of_any_size(tmp_path):
     lacking.require("albumentations")
     importlib.import_module("small").folder(tmp_path, 24, 1)
     dataset = importlib.import_module("with_albumentations").Augmented(tmp_path / "train")
@@ -194,5 +197,5 @@ def test_example_help_shows_the_docstring(run, capsys):
 
 
 def test_examples_readme_lists_each_example():
-    listed = (FOLDER / "README.md").read_text()
-    assert [path.name for path in FILES if f"]({path.name})" not in listed] == []
+    readme = (FOLDER / "README.md").read_text()
+    assert [path.name for path in FILES if f"]({path.name})" not in readme] == []

@@ -128,8 +128,8 @@ def printed_losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
 
 
-@pytest.mark.usefixtures("warm")
-def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("warm", "run")
+def test_ddp_example_resumes_after_one_of_two_processes_is_killed(tmp_path, monkeypatch, capsys):
     """Two processes, of which one is killed, train like a single process that is not interrupted."""
     monkeypatch.syspath_prepend(FOLDER)
     options = ["--epochs", str(EPOCHS), "--save-every", "2", "--workers", "1", "--device", "cpu", "--checkpoint"]
@@ -139,7 +139,7 @@ def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path,
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(sys, "argv", ["ddp.py", *options, "one.pt", "--batch-size", "32"])
-    exec(RECORDING_DDP, {"__name__": "watched"})
+    exec(RECORDING_DDP, {"__name__": "recording_ddp"})
     expected_losses, uninterrupted = printed_losses(capsys.readouterr().out), sample_numbers(tmp_path, None)
     assert len(expected_losses) == EPOCHS * STEPS // 2  # every second loss is printed
     assert len(uninterrupted) == EPOCHS * STEPS
@@ -147,9 +147,9 @@ def test_ddp_example_resumes_after_one_of_two_processes_is_killed(run, tmp_path,
         steps = uninterrupted[epoch * STEPS : (epoch + 1) * STEPS]
         assert sorted(number for step in steps for number in step) == list(range(32 * STEPS))
 
-    (tmp_path / "watched.py").write_text(RECORDING_DDP)
+    (tmp_path / "recording_ddp.py").write_text(RECORDING_DDP)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1", "--nproc-per-node=2"]
-    command += ["watched.py", *options, "two.pt", "--batch-size", "16"]
+    command += ["recording_ddp.py", *options, "two.pt", "--batch-size", "16"]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     # In a store that torchrun shares, gloo would find the addresses of killed processes.
     environment |= {

@@ -36,8 +36,8 @@ def outputs(path: Path) -> Iterator[Any]:
 
 def test_each_notebook_is_tested_and_listed_in_the_readme() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(NAMES)
-    listed = (FOLDER / "README.md").read_text()
-    assert [name for name in NAMES if f"({name}.ipynb)" not in listed] == []
+    readme = (FOLDER / "README.md").read_text()
+    assert [name for name in NAMES if f"({name}.ipynb)" not in readme] == []
 
 
 def test_notebook_cells_were_run_in_order(path: Path) -> None:

@@ -24,7 +24,7 @@ CROPS = [T.RandomCrop(40, pad_if_needed=True), T.RandomHorizontalFlip()]
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float32", 1e-6), ("float16", 2e-3), ("bfloat16", 1.6e-2), ("uint8", 0.0)]
 )
-def test_layouts_and_dtypes_are_close_to_the_reference(memory_format, dtype, tolerance, compare, images):
+def test_results_of_each_layout_and_dtype_are_close_to_the_reference(memory_format, dtype, tolerance, compare, images):
     end = [] if dtype == "uint8" else [NORMALIZE]
     options: dict[str, Any] = {} if dtype == "uint8" else {"dtype": dtype}
     compared = compare([*CROPS, *end], images, ragged="error", memory_format=memory_format, **options)
@@ -65,13 +65,12 @@ def test_results_are_close_to_the_reference(name, compare, images):
 
 @pytest.mark.slow
 def test_batch_of_more_images_than_a_piece_is_close_to_the_reference(compare, images):
-    rarely_applied = T.RandomApply(
-        [T.ColorJitter(0.4), T.RandomCrop(20), T.Pad(10)], p=0.02
-    )  # none in the second piece
+    # No image of the second piece takes this branch.
+    rarely_applied = T.RandomApply([T.ColorJitter(0.4), T.RandomCrop(20), T.Pad(10)], p=0.02)
     transforms = [*CROPS, rarely_applied, T.ColorJitter(0.4), NORMALIZE, T.RandomErasing()]
     compared = compare(transforms, images * 5, ragged="error")
     assert compared.backends == ["dali"]
-    assert len(compared.ours) > 64  # more than a piece
+    assert len(compared.ours) > 64  # `CPU_PIECE_IMAGES`
     assert compared.max < 0.05  # one level is 1/255 / 0.2
 
 

@@ -21,7 +21,7 @@ from gpuload.stage.decode.choose import driver_version, find_decoder
 
 MODULE = sys.modules[choose.__module__]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-DEVICE = gl.Decode(where="device")
+ON_DEVICE = gl.Decode(where="device")
 
 
 def plan_text(**options: Any) -> str:
@@ -35,17 +35,17 @@ def test_choose_by_default_leaves_decoding_to_workers():
 
 def test_plan_names_the_decoder():
     with decoding_with():
-        assert plan_text(decode=DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {FALLBACK} on cpu"
+        assert plan_text(decode=ON_DEVICE) == f"backend torch on cpu\ndecoder {ENGINE}, {FALLBACK} on cpu"
         decoder_line = plan_text(decode=gl.Decode(where="both", device_share=0.25)).splitlines()[1]
         assert decoder_line == f"decoder {ENGINE}, {FALLBACK} on cpu, 25% of the samples; workers (CPU) for the others"
     with decoding_with(engine=False):
-        assert plan_text(decode=DEVICE).endswith(f"decoder {FALLBACK} on cpu (no JPEG engine: this one has none)")
+        assert plan_text(decode=ON_DEVICE).endswith(f"decoder {FALLBACK} on cpu (no JPEG engine: this one has none)")
 
 
 def test_device_that_cannot_decode_warns_once_and_workers_decode(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
     files = Photos([photo(number) for number in range(4)])
-    loader = gl.Loader(files, batch_size=2, num_workers=0, device="cpu", transforms=[], ragged="list", decode=DEVICE)
+    loader = gl.Loader(files, batch_size=2, num_workers=0, device="cpu", transforms=[], ragged="list", decode=ON_DEVICE)
     text = (
         r"Decode\(where='device'\): cpu cannot decode, so workers decode all images: nvImageCodec cannot be "
         r"imported \(.*\); run pip install 'gpuload\[cu1\d\]'"
@@ -70,7 +70,7 @@ def test_find_decoder_for_a_device_other_than_cpu_and_cuda_raises():
 
 def test_choose_for_a_gpu_without_triton_finds_no_decoder(monkeypatch):
     monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
-    choice = choose(DEVICE, CUDA, 1)
+    choice = choose(ON_DEVICE, CUDA, 1)
     assert choice.decoder is None
     assert "crops are copied by a Triton kernel, but Triton is not installed; run pip install triton" in choice.warning
 
@@ -97,7 +97,7 @@ def test_choose_for_a_gpu_whose_decoder_fails_names_the_remedy(monkeypatch, inst
     monkeypatch.setattr(MODULE, "load_nvimgcodec", lambda: ModuleType("nvimgcodec"))
     monkeypatch.setattr(MODULE, "NvImageCodec", raise_runtime_error)
     monkeypatch.setattr(torch.version, "cuda", cuda_version)
-    choice = choose(DEVICE, CUDA, 1)
+    choice = choose(ON_DEVICE, CUDA, 1)
     assert (choice.decoder, choice.share) == (None, 0.0)
     expected = "nvImageCodec (GPU): it returned no image and no reason" + (f"; {remedy}" if remedy else "")
     assert choice.text == f"workers (CPU), because cuda:0 cannot decode: {expected}"

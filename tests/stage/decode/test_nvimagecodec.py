@@ -31,7 +31,7 @@ from gpuload.stage.decode.backend import EncodedRegion, OutOfDeviceMemory, Pixel
 from gpuload.stage.decode.nvimagecodec import CPU, ENGINE, GPU, NvImageCodec
 
 CPU_DEVICE = torch.device("cpu")
-DEVICE = gl.Decode(where="device")
+ON_DEVICE = gl.Decode(where="device")
 REGIONS = ((7, 3, 50, 64), (82, 120, 1, 1), (16, 16, 16, 16), (1, 0, 9, 1), (0, 120, 83, 1), (0, 57, 1, 64))
 
 
@@ -52,10 +52,10 @@ def test_nvimagecodec_on_the_cpu_is_bit_identical_to_workers():
     kinds = [kind for kind in KINDS for _ in range(2)]
     files = Photos([KINDS[kind][0](number) for number, kind in enumerate(kinds)])
     expected = read_batches(files, on_error="skip")
-    for decode in (DEVICE, gl.Decode(where="both", device_share=0.5)):
+    for decode in (ON_DEVICE, gl.Decode(where="both", device_share=0.5)):
         decoded = read_batches(files, decode=decode, on_error="skip")
         assert_same(decoded, expected)
-    _, _, loader = read_batches(files, decode=DEVICE, on_error="skip")
+    _, _, loader = read_batches(files, decode=ON_DEVICE, on_error="skip")
     stats, decoded_by = loader.stats().decode, [KINDS[kind][1] for kind in kinds]
     assert stats.counts[CPU] == decoded_by.count("device")
     assert sum(stats.refused.values()) == sum("refused" in decoder or "after" in decoder for decoder in decoded_by)
@@ -138,9 +138,9 @@ def test_choose_with_an_nvimagecodec_that_is_too_old_finds_no_decoder(monkeypatc
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", old_module)
     with pytest.raises(ImportError, match=r"^found version 0\.7\.0, but 0\.9 or newer is needed$"):
         load_nvimgcodec()
-    choice = choose(DEVICE, CPU_DEVICE, 1)
+    choice = choose(ON_DEVICE, CPU_DEVICE, 1)
     assert choice.decoder is None
-    text = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); run pip i"
+    text = "nvImageCodec cannot be imported (ImportError: found version 0.7.0, but 0.9 or newer is needed); run pip"
     assert text in str(choice.text)
 
 
@@ -248,7 +248,7 @@ def test_decode_refuses_an_image_whose_size_differs_from_its_header(nvimagecodec
 
 
 def test_decode_refuses_an_image_above_the_librarys_size_limit(nvimagecodec_on_cpu, monkeypatch):
-    monkeypatch.setattr(nvimagecodec, "NV_MAX_BYTES", 10_600)
+    monkeypatch.setattr(nvimagecodec, "NV_MAX_BYTES", 10_600)  # photo(0) has 10,500 bytes, and photo(3) 10,653
     large, small = nvimagecodec_on_cpu.decode([encoded_region(photo(3)), encoded_region(photo(0))])
     assert isinstance(small, Pixels)
     assert large == Refusal("ValueError: an image exceeds the size limit of nvImageCodec")

@@ -81,7 +81,7 @@ def make_raising_function(error):
     ],
     ids=["without Triton", "on a CPU", "with a broken Triton"],
 )  # fmt: skip
-def test_loader_raises_backend_error(monkeypatch, function, replacement, text):
+def test_loader_raises_backend_error_if_the_kernels_cannot_run(monkeypatch, function, replacement, text):
     monkeypatch.setattr(f"gpuload.stage.fused.backend.{function}", replacement)
     with pytest.raises(gl.BackendError, match=re.escape(text)):
         gl.Loader(["a.jpg"], backend="fused", device="cpu")

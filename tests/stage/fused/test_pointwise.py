@@ -42,7 +42,7 @@ def apply_operations(
     red = tl.load(pointers, inside, 0.0)
     green = tl.load(pointers + plane, inside, 0.0)
     blue = tl.load(pointers + 2 * plane, inside, 0.0)
-    index = 0
+    index = 0  # of an operation, which has 8 values and 3 tables of 256 levels
     while index < count:
         code = tl.load(codes_ptr + index)
         red, green, blue = operate(

@@ -186,7 +186,7 @@ def test_batch_of_more_images_than_a_launch_takes_has_the_same_bits(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous_format", "channels_last"])
-def test_dtypes_and_memory_formats_have_the_bits_of_the_reference(make_batch, images, dtype, memory_format):
+def test_each_dtype_and_memory_format_has_the_bits_of_the_reference(make_batch, images, dtype, memory_format):
     transforms = [T.CenterCrop(20), NORMALIZE, T.RandomErasing(1.0, value="random")]
     result, expected = run_both(make_batch, transforms, images, dtype=dtype, memory_format=memory_format)
     assert result.dtype == expected.dtype

@@ -141,9 +141,9 @@ def test_kornia_is_imported_only_by_its_backend_and_its_absence_raises():
 
 
 def test_unmet_requirement_refuses_versions_of_kornia_before_0_9(monkeypatch):
-    for number in ("0.9.0", "0.10.1rc1", "0.8.2"):
-        monkeypatch.setattr("gpuload.stage.kornia.backend.version", lambda name, number=number: number)
-        assert (KorniaBackend.unmet_requirement(CPU) is None) == (number != "0.8.2")
+    for installed in ("0.9.0", "0.10.1rc1", "0.8.2"):
+        monkeypatch.setattr("gpuload.stage.kornia.backend.version", lambda name, installed=installed: installed)
+        assert (KorniaBackend.unmet_requirement(CPU) is None) == (installed != "0.8.2")
     with pytest.raises(BackendError, match=r"needs Kornia 0.9 or later, but 0.8.2 is installed; run `pip install -U"):
         compile_stage(T.Chain([T.RandomInvert()]), device=CPU, backend="kornia")
 

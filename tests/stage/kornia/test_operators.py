@@ -175,7 +175,7 @@ def test_blur_wider_than_the_image_mirrors_it_repeatedly():
     values[:, :4] = 31, 23, 6.0, 4.0
     tiles = torch.cat([images, images.flip(2)[:, :, 1:-1]], 2).repeat(1, 1, 9, 1)
     tiles = torch.cat([tiles, tiles.flip(3)[:, :, :, 1:-1]], 3).repeat(1, 1, 1, 9)
-    expected = OPERATORS["blur"](tiles, values)[:, :, 16:19, 24:28]
+    expected = OPERATORS["blur"](tiles, values)[:, :, 16:19, 24:28]  # the tile in the middle
     torch.testing.assert_close(OPERATORS["blur"](images, values), expected, rtol=0, atol=1e-6)
 
 

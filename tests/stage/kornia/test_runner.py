@@ -237,8 +237,8 @@ def test_finished_images_are_erased_and_flipped_in_the_same_pass(ragged, make_im
     stage = compile_stage(chain, device="cpu", backend="kornia", ragged=ragged)
     assert [step.backend for step in stage.plan.steps] == ["kornia"] * 4
     monkeypatch.setattr("gpuload.stage.finish._erase", None)  # the reference's in-place function must not be called
-    for ours, theirs in zip(stage(*batch), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+    for image, expected_image in zip(stage(*batch), expected, strict=True):
+        torch.testing.assert_close(image, expected_image, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])

@@ -38,8 +38,8 @@ def test_to_dense_gathers_selected_flipped_cut_and_ragged_images(channels):
     assert torch.equal(ragged.to_dense(), levels)
 
 
-def images_of_letters(text_of: str) -> PixelSource:
-    return PixelSource.from_dense(torch.tensor([*text_of.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
+def images_of_letters(text: str) -> PixelSource:
+    return PixelSource.from_dense(torch.tensor([*text.encode()], dtype=torch.uint8).view(-1, 1, 1, 1))
 
 
 def text_of(images: PixelSource) -> str:
@@ -54,7 +54,7 @@ def test_branches_change_their_rows_and_restore_the_order():
     branches = Branches(images_of_letters("abcdef"))
     branches.change(np.array([1, 3, 5]), to_upper)
     branches.change(np.array([], np.int64), to_upper)
-    # These rows are of both groups.
+    # Some of these rows are in the group changed above, and some are not.
     branches.change(np.array([0, 1, 2]), lambda images: images_of_letters(text_of(images)[::-1]))
     branches.change(None, lambda images: images_of_letters(text_of(images).replace("F", "x")))
     assert text_of(branches.take_all()) == "cBaDex"

@@ -92,7 +92,7 @@ def test_color_operations_keep_levels_integers_in_range(make_images):
             assert 0 <= floats.array.min() <= floats.array.max() <= 255
 
 
-def test_saturation_and_hue_keep_gray_images(make_images):
+def test_saturation_and_hue_keep_gray_images_and_contrast_changes_them_like_pillow(make_images):
     image = make_images(1, 1, 1)[0]
     canvas = Canvas()
     canvas.set(image)

@@ -45,8 +45,8 @@ def test_source_windows_contain_every_pixel_with_a_weight(interpolation):
         count = int(rng.integers(1, output + 1))
         start = int(rng.integers(0, output - count + 1))
         code = np.array([FILTERS.index(interpolation)])
-        size = (np.array([[length, length]]), np.array([[output, output]]))
-        top, _, height, _ = source_windows(np.array([[start, start, count, count]]), size[1], size[0], code)[0]
+        input_hw, output_hw = np.array([[length, length]]), np.array([[output, output]])
+        top, _, height, _ = source_windows(np.array([[start, start, count, count]]), output_hw, input_hw, code)[0]
         first_pixels, weights = filter_weights(
             np.array([length]), np.array([output]), np.array([start]), count, interpolation
         )

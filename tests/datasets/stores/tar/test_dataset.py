@@ -73,7 +73,7 @@ def test_tar_shards_getitems_reads_in_the_order_of_the_file(tmp_path: Path, read
     reads.clear()
     assert dataset.__getitems__([6, 2, 1, 5, 1, -1]) == [6, 2, 1, 5, 1, 7]
     first_shard, second_shard = [offset for offset, _ in reads[:3]], [offset for offset, _ in reads[3:]]
-    assert (first_shard, second_shard) == (sorted(first_shard), sorted(second_shard))
+    assert (len(reads), first_shard, second_shard) == (6, sorted(first_shard), sorted(second_shard))
     assert dataset.__getitems__([]) == []
     assert (uses_getitems(dataset), is_deterministic(dataset), is_iterable(dataset)) == (True, True, False)
 
@@ -148,7 +148,7 @@ def test_loader_names_an_archive_that_is_truncated_while_a_worker_maps_it(tmp_pa
             list(steps)
 
 
-def test_tar_shards_leave_the_last_archives_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tar_shards_keep_at_most_max_open_files_archives_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_module, "MAX_OPEN_FILES", 2)
     paths = [archive(tmp_path / f"{number}.tar", {"a.cls": b"%d" % number}) for number in range(4)]
     dataset = gl.TarShards(paths, fields="cls")
@@ -252,7 +252,7 @@ def test_loader_refuses_a_field_beyond_max_bytes(tmp_path: Path) -> None:
         gpuload_batches(dataset, decode=gl.Decode(max_bytes=2000))
 
 
-def test_tar_shards_refuse_shuffle_buffer_without_stream(tmp_path: Path) -> None:
+def test_tar_shards_refuse_shuffle_buffer_without_stream_and_addition_of_a_number(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tar", {"a.cls": b"1"})
     with pytest.raises(ValueError, match="shuffle_buffer=10 needs stream=True; to shuffle all samples, use"):
         gl.TarShards(path, shuffle_buffer=10)

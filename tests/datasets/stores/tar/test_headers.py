@@ -90,8 +90,8 @@ def test_members_of_concatenated_archives_follow_each_other(tmp_path: Path, form
     assert [name for name, *_ in expected] == [f"{name}{end}" for name in "abc" for end in (f"/{long_name}", ".cls")]
 
 
-def test_members_warn_of_bytes_after_the_end(tmp_path: Path) -> None:
-    data = archive(tmp_path / "x.tar", {"a.jpg": b"1"}).read_bytes()
+def test_members_warn_of_bytes_after_the_end_but_refuse_a_damaged_second_archive(tmp_path: Path) -> None:
+    data = archive(tmp_path / "x.tar", {"a.jpg": b"1"}).read_bytes()  # tarfile pads it to 10,240 bytes
     for trailer, offsets in (
         (b"a signature", [10_240]),
         (b"x" * 600, [10_240]),

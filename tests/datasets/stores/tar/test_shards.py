@@ -107,7 +107,7 @@ def test_open_shards_names_all_damaged_shards_and_saves_valid_indices(tmp_path: 
 @pytest.mark.processes
 def test_open_shards_with_processes_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = find_shards(shards_of_pictures(tmp_path, 3, 2))
-    os.truncate(paths[2], 1536)
+    os.truncate(paths[2], 1536)  # after the first member
     with pytest.warns(UserWarning, match="without the empty blocks"):
         open_shards(paths)
     expected = [Path(path + SUFFIX).read_bytes() for path in paths]

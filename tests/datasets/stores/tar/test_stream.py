@@ -152,9 +152,8 @@ def test_tar_stream_refuses_more_readers_than_shards(tmp_path: Path) -> None:
 
 def test_tar_stream_batches_equal_batches_of_tar_shards(tmp_path: Path) -> None:
     shards = shards_of_pictures(tmp_path, 2, 4)
-    options = {"fields": FIELDS, "stream": True}
     steps = [gl.transforms.RandomResizedCrop(16)]
-    batches = gpuload_batches(gl.TarShards(shards, **options), 4, transforms=steps)
+    batches = gpuload_batches(gl.TarShards(shards, fields=FIELDS, stream=True), 4, transforms=steps)
     assert alike(batches, gpuload_batches(gl.TarShards(shards, fields=FIELDS), 4, transforms=steps))
 
 
@@ -270,7 +269,7 @@ def test_tar_stream_refuses_a_state_of_different_shards_or_buffer_size(tmp_path:
     shards = write_numbers(tmp_path)
     state = iter(gl.TarShards(shards, stream=True)).state_dict()
     for stream, name in (
-        (gl.TarShards(shards, stream=True, shuffle_buffer=3), "shards|shuffle_buffer"),
+        (gl.TarShards(shards, stream=True, shuffle_buffer=3), "shards|shuffle_buffer"),  # a buffer shuffles the shards
         (gl.TarShards(tmp_path / "[012].tar", stream=True), "shards"),
     ):
         with pytest.raises(ValueError, match=rf"the state was saved with ({name})="):

@@ -54,7 +54,7 @@ TRANSPOSE = T.RandomTranspose(1.0)
         ([T.GaussianBlur(3)], 1),
     ],
 )
-def test_passes_needs_the_fewest_passes_for_a_chain(transforms, count):
+def test_passes_of_a_chain_are_as_few_as_possible(transforms, count):
     assert (make_passes(transforms).last + 1 == count).all()
 
 
@@ -96,7 +96,7 @@ def test_jobs_of_an_image_do_not_depend_on_its_batch(transforms):
     batch = Passes(images.table, program.windows_tlhw[0], 3)
     batch.apply(program, program.windows_tlhw)
     operations, tables = batch.pack_operations(), join_tables(batch.tables)
-    assert (len(set(batch.last.tolist())) > 1) is ("Jitter" not in repr(chain))
+    assert (len(set(batch.last.tolist())) > 1) is ("Jitter" not in repr(chain))  # ColorJitter changes every image
     for row in range(count):
         image, image_program = images.take(np.array([row])), program.take(np.array([row]))
         alone = Passes(image.table, image_program.windows_tlhw[0], 3)
@@ -107,10 +107,7 @@ def test_jobs_of_an_image_do_not_depend_on_its_batch(transforms):
             alone_job, job = alone.jobs[pass_index, :, 0].copy(), batch.jobs[pass_index, :, row].copy()
             np.testing.assert_array_equal(alone.floats[pass_index, 0], batch.floats[pass_index, row])
             for packed, alone_packed in zip(operations, alone_operations, strict=True):
-                np.testing.assert_array_equal(
-                    operations_of(packed, job, jobs.OPERATIONS_AT),
-                    operations_of(alone_packed, alone_job, jobs.OPERATIONS_AT),
-                )
+                np.testing.assert_array_equal(operations_of(packed, job), operations_of(alone_packed, alone_job))
             if alone_job[jobs.KIND] == jobs.TABLE:
                 length = alone_job[jobs.OUT_HEIGHT] + alone_job[jobs.OUT_WIDTH]
                 both_tables = [tables[job[jobs.TABLE_AT] :][:length], alone_tables[alone_job[jobs.TABLE_AT] :][:length]]
@@ -124,8 +121,8 @@ def join_tables(tables: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int32), *tables])
 
 
-def operations_of(packed: np.ndarray, job: np.ndarray, start_field: int) -> np.ndarray:
-    return packed[job[start_field] :][: job[jobs.OPERATIONS]]
+def operations_of(packed: np.ndarray, job: np.ndarray) -> np.ndarray:
+    return packed[job[jobs.OPERATIONS_AT] :][: job[jobs.OPERATIONS]]
 
 
 def test_first_pass_reads_only_the_window_of_the_image():
