@@ -238,7 +238,7 @@ def test_signals_to_the_process_group_reach_the_program_alone(run_with_prelude):
 def test_kills_at_random_moments_lose_and_repeat_no_sample(run_with_prelude, seed):
     run_with_prelude(f"""
         from gpuload.workers import batch
-        batch.DEATHS_ALONE = 100  # chance can kill three workers while each has only the same sample
+        batch.SOLO_DEATHS = 100  # chance can kill three workers while each has only the same sample
         generator, kill_count = random.Random({seed}), 0
         check_epoch(loader)
         def kill_processes():
