@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import lacking
 from helpers.peers import timm
 from torch.utils.data import DataLoader
@@ -52,6 +53,13 @@ def test_option_groups_are_frozen():
         name = dataclasses.fields(group)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(group, name, None)
+
+
+def test_generator_that_is_not_torchs_or_comes_with_a_seed_raises():
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got int"):
+        make_options(generator=5)
+    with pytest.raises(ValueError, match="seed=3 and generator are both given"):
+        make_options(generator=torch.Generator(), seed=3)
 
 
 @pytest.mark.parametrize(("group", "changes", "text"), [

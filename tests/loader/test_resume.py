@@ -327,6 +327,13 @@ def test_replay_returns_the_augmented_sample_and_its_draws():
         loader.replay(0, 33)
 
 
+def test_replay_of_an_iterable_dataset_or_of_a_sampler_without_an_index_raises():
+    with pytest.raises(TypeError, match="replay\\(\\) needs a map-style dataset"):
+        make_loader(Streamed(), shuffle=False).replay(0, 0)
+    with pytest.raises(ValueError, match=r"needs index=…, since a sampler decides which sample is at a position"):
+        make_loader(noise_images(33), sampler=[3, 2, 1], shuffle=False).replay(0, 0)
+
+
 def test_state_dict_after_an_error_is_before_the_failed_batch_until_the_next_batch():
     loader = make_loader(noise_images(33, bad=[12]), shuffle=False)
     batches = iter(loader)
