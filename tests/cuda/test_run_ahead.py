@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cuda
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 RECIPE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), NORMALIZE)
-SIZE, BATCH_SIZE, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # fakes interpret kernels
+SIZE, BATCH_SIZE, STEPS = (32, 8, 150) if lacking.IS_FAKE else (128, 64, 1000)  # the fake runtime interprets kernels
 LARGE = (T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), NORMALIZE)
 BATCH_BYTES = BATCH_SIZE * 3 * SIZE * SIZE * 4
 

@@ -256,8 +256,8 @@ def test_pickled_rows_in_memory_contain_only_the_selected_rows(hf: ModuleType) -
     for selection in (rows, rows.select(range(500, 510))):
         stream, buffers = pickled(gl.wrap(selection))
         assert len(stream) < 8000  # without the rows, which are in the buffers
-        buffers_bytes = sum(buffer.raw().nbytes for buffer in buffers)
-        assert buffers_bytes < len(selection) * 2200  # less than three images of 800 bytes
+        buffer_bytes = sum(buffer.raw().nbytes for buffer in buffers)
+        assert buffer_bytes < len(selection) * 2200  # less than three images of 800 bytes
         assert with_types(pickle.loads(stream, buffers=buffers)[3]) == with_types(gl.wrap(selection)[3])
 
 

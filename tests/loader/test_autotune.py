@@ -374,7 +374,7 @@ def window_lengths(auto: Autotune, *batches: tuple[float, float]) -> list[int]:
     return lengths
 
 
-def test_window_has_more_batches_if_they_are_short_or_uneven_or_workers_are_many():
+def test_window_has_more_batches_if_they_are_short_or_uneven_or_there_are_many_workers():
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.1, 0.01))[:2] == [4, 4]
     assert window_lengths(Autotune(Setting(1, 2), cpus=8), (0.008, 0.001))[:2] == [13, 13]  # at least 0.1 s
     growing = [(0.1 * 1.2**n, 0.01) for n in range(60)]  # the halves of a window never agree

@@ -138,7 +138,8 @@ def test_resume_with_a_sampler_yields_the_remaining_batches(kind, length, batch_
     def make():
         options = SAMPLERS[kind](length)
         if "sampler" in options:
-            options |= {"batch_size": batch_size, "drop_last": drop_last and length >= 2 * batch_size}  # half: a subset
+            # A subset has half of the samples.
+            options |= {"batch_size": batch_size, "drop_last": drop_last and length >= 2 * batch_size}
         return gl.Loader(random_numbers(length), num_workers=0, device="cpu", **options)
 
     assert_resume_continues(make, stop)

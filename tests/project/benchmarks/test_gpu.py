@@ -454,7 +454,7 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-def test_join_puts_pieces_together_that_arrive_one_by_one(tmp_path, wheel):
+def test_join_puts_together_pieces_that_arrive_one_by_one(tmp_path, wheel):
     target = tmp_path / "target"
     paths = pieces.cut(wheel, tmp_path / "cut", piece_bytes=1000)
     assert [path.stat().st_size for path in paths] == [1000, 1000, 560]

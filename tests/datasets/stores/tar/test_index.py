@@ -8,6 +8,7 @@ import pickle
 import tarfile
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,8 +76,10 @@ def test_build_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             reads.append(len(buffer))
             return super().readinto(buffer)
 
-    open_recorder = lambda fd, _, nbytes, **options: io.BufferedReader(RecordingFile(fd, **options), nbytes)  # noqa: E731
-    monkeypatch.setattr(opening, "open", open_recorder, raising=False)
+    def open_and_record(fd: int, mode: str, nbytes: int, **options: Any) -> io.BufferedReader:
+        return io.BufferedReader(RecordingFile(fd, **options), nbytes)
+
+    monkeypatch.setattr(opening, "open", open_and_record, raising=False)
     build(str(path))
     assert 10 <= len(reads) <= 16  # including the blocks that close the archive
     assert max(reads) <= 4096
